@@ -221,37 +221,6 @@ fn a_loss_within_the_time_is_a_loss() {
     });
 }
 
-/// Nobody is to blame if the time is over when the members could repeat the step. They do so in the next one.
-#[test]
-fn a_loss_at_the_end_of_the_time_is_the_steps_own_error() {
-    for _ in 0..10 {
-        within(LIMIT, "left", || {
-            let both = Barrier::new(2);
-            Arrangement::Tcp.run(3, |comm| {
-                if comm.rank() == 1 {
-                    return;
-                }
-                let mut group = Survivors::new(comm);
-                let (until, mut own) = (Instant::now() + SHORT, None);
-                let error = group
-                    .run_within(SHORT, |comm| {
-                        let done = comm.barrier();
-                        own = done.as_ref().err().map(ToString::to_string);
-                        while Instant::now() < until {
-                            std::thread::yield_now();
-                        }
-                        // Both reach the end of the step, so the members agree that none is late.
-                        both.wait();
-                        done
-                    })
-                    .expect_err("one has left");
-                assert_eq!(Some(error.to_string()), own);
-                assert_eq!(sum(&mut group, LONG, 1.0).expect("two live"), 2.0);
-            });
-        });
-    }
-}
-
 #[test]
 fn without_time_no_rank_begins_to_make_a_communicator() {
     within(LIMIT, "no time", || {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Communicator;
 use super::cluster::Cluster;
 use crate::config::{Config, TransportKind, Transports};
-use crate::control::ControlRuntime;
+use crate::control::{Control, ControlRuntime, ExchangeKey};
 use crate::error::{AbortReason, Error, Result};
 use crate::join::JoinSpec;
 use crate::types::ReduceOp;
@@ -27,6 +27,47 @@ fn who_has_dropped_its_communicators_has_left_though_it_keeps_handles() -> Resul
     })?
     .into_iter()
     .collect()
+}
+
+/// Rank 2 stands for a stopped rank: it says no goodbye while the others leave.
+#[test]
+fn rank_0_stays_for_a_live_rank_and_not_for_one_left_behind() -> Result<()> {
+    const LONG: Duration = Duration::from_secs(20);
+    let runtime = ControlRuntime::new()?;
+    let (over, is_over) = std::sync::mpsc::channel::<()>();
+    let mut specs = JoinSpec::local(3);
+    let exchange = |control: &Control| {
+        let key = ExchangeKey { communicator: 6, round: 0 };
+        control.exchange(key, &[1, 2], Vec::new(), Instant::now() + LONG)
+    };
+    specs.iter_mut().for_each(|spec| spec.liveness.linger = LONG);
+    let [first, second, third] = <[JoinSpec; 3]>::try_from(specs).expect("three ranks");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _over = over;
+            let control = Control::join(&first, &runtime).expect("all join");
+            control.shared().leave_behind(std::iter::once(2));
+            let leaves = Instant::now();
+            control.leave();
+            assert!(leaves.elapsed() < LONG, "{:?}", leaves.elapsed());
+        });
+        scope.spawn(|| {
+            let control = Control::join(&second, &runtime).expect("all join");
+            let part = control.register(5, [0, 1].into());
+            let until = Instant::now() + LONG;
+            while !part.departed(0) {
+                assert!(Instant::now() < until, "rank 0 does not leave");
+                std::thread::yield_now();
+            }
+            exchange(&control).expect("rank 0 is still there");
+        });
+        let control = Control::join(&third, &runtime)?;
+        exchange(&control)?;
+        let ended = is_over.recv_timeout(2 * LONG);
+        assert_eq!(ended, Err(std::sync::mpsc::RecvTimeoutError::Disconnected), "rank 0 waits for rank 2");
+        drop(control);
+        Ok(())
+    })
 }
 
 /// Joins as one of several threads; rank 0 does not wait for the others' goodbyes.

@@ -228,7 +228,7 @@ impl Survivors {
                 Some(_) => self.comm.shrink_until(until),
                 None => self.comm.shrink(),
             };
-            if let (Err(Error::Aborted { kind: AbortReason::Timeout, .. }), true) = (&next, done.is_err()) {
+            if limit.is_some() && done.is_err() && is_out_of_time(&next) {
                 // The time ran out while the members agreed. The step's own error says more.
                 return done;
             }
@@ -357,6 +357,11 @@ impl Survivors {
 /// Reason given on a rank whose step succeeded while it failed on another.
 const FAILED: &str = "the step failed on another rank; see that rank's own error for the reason";
 const LATE: &str = "the step was abandoned: a live rank did not finish it in time";
+
+/// Whether the time was over on this rank or another.
+const fn is_out_of_time<T>(outcome: &Result<T>) -> bool {
+    matches!(outcome, Err(Error::Aborted { kind: AbortReason::Timeout, .. }))
+}
 
 /// Describes the change from a communicator of `before` ranks.
 fn change(before: u32, now: &Communicator) -> Change {

@@ -72,6 +72,7 @@ enum Event {
     },
     Linger {
         patience: Duration,
+        left_behind: Vec<u32>,
         done: Box<dyn Send>,
     },
 }
@@ -155,9 +156,10 @@ impl Coordinator {
         self.events.send(Event::Proven { stream, on_silence }).await.map_err(gone)
     }
 
-    /// Lets rank 0 leave. `done` is dropped when the coordinator has ended.
-    pub(crate) async fn linger(self, patience: Duration, done: Box<dyn Send>) {
-        let _ = self.events.send(Event::Linger { patience, done }).await;
+    /// Lets rank 0 leave. `left_behind` are ranks that nobody waits for. `done` is dropped when the coordinator has
+    /// ended.
+    pub(crate) async fn linger(self, patience: Duration, left_behind: Vec<u32>, done: Box<dyn Send>) {
+        let _ = self.events.send(Event::Linger { patience, left_behind, done }).await;
     }
 }
 
@@ -258,9 +260,9 @@ impl Driver {
                 }
             }
             Event::Closed { connection, loss } => self.drop_connection(connection, loss),
-            Event::Linger { patience, done } => {
+            Event::Linger { patience, left_behind, done } => {
                 self.lingerers.push(done);
-                self.state.linger(patience, now);
+                self.state.linger(patience, left_behind, now);
             }
         }
     }

@@ -74,6 +74,8 @@ pub(crate) struct CoordinatorState {
     unreached: BTreeSet<u32>,
     aborted: VecDeque<(u64, bool)>,
     newly_departed: Vec<u32>,
+    /// Ranks whose goodbyes rank 0 does not wait for, since the others have gone on without them.
+    left_behind: Vec<u32>,
     misfits: Vec<String>,
     /// Connections of strangers that were rejected, as counted by the driver.
     rejected: u64,
@@ -97,6 +99,7 @@ impl CoordinatorState {
             unreached: BTreeSet::new(),
             aborted: VecDeque::new(),
             newly_departed: Vec::new(),
+            left_behind: Vec::new(),
             misfits: Vec::new(),
             rejected: 0,
             next_tick: now + settings.liveness.heartbeat,
@@ -303,8 +306,10 @@ impl CoordinatorState {
         }
     }
 
-    /// Starts the departure of rank 0: the coordinator stays until everybody has left, at most for `patience`.
-    pub(crate) fn linger(&mut self, patience: Duration, now: Instant) {
+    /// Starts the departure of rank 0: the coordinator stays until everybody but `left_behind` has left, at most for
+    /// `patience`.
+    pub(crate) fn linger(&mut self, patience: Duration, left_behind: Vec<u32>, now: Instant) {
+        self.left_behind = left_behind;
         match self.phase {
             Phase::Running if patience > Duration::ZERO && self.anybody_here() => {
                 self.phase = Phase::Lingering { until: now + patience };
@@ -466,12 +471,17 @@ impl CoordinatorState {
 
     fn maybe_close(&mut self) {
         if matches!(self.phase, Phase::Lingering { .. }) && !self.anybody_here() {
-            self.phase = Phase::Closing { until: self.next_tick + CLOSING_TIMEOUT };
+            // Ranks that were left behind are told, in case they go on.
+            self.close(self.next_tick);
         }
     }
 
+    /// Whether a rank is here that may still need the coordinator.
     fn anybody_here(&self) -> bool {
-        self.states.iter().any(|state| matches!(state, RankState::Present(_)))
+        let is_here = |(rank, state): (u32, &RankState)| {
+            matches!(state, RankState::Present(_)) && !self.left_behind.contains(&rank)
+        };
+        (0..).zip(&self.states).any(is_here)
     }
 
     fn give_up(&mut self, now: Instant, when: String) {

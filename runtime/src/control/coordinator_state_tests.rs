@@ -156,7 +156,7 @@ fn departures_are_told_together_and_the_coordinator_ends_when_all_have_left() {
     let now = Instant::now();
     let mut coordinator = running(4, now);
     coordinator.message(0, ToCoordinator::Goodbye, now).unwrap();
-    coordinator.linger(Duration::from_secs(5), now);
+    coordinator.linger(Duration::from_secs(5), Vec::new(), now);
     for rank in [1, 2] {
         coordinator.message(rank, ToCoordinator::Goodbye, now).unwrap();
     }
@@ -174,10 +174,30 @@ fn departures_are_told_together_and_the_coordinator_ends_when_all_have_left() {
 }
 
 #[test]
+fn the_coordinator_stays_for_live_ranks_and_not_for_those_left_behind() {
+    let now = Instant::now();
+    let mut coordinator = running(3, now);
+    coordinator.message(0, ToCoordinator::Goodbye, now).unwrap();
+    coordinator.linger(Duration::from_secs(5), vec![2], now);
+    let (sent, closed) = told(&mut coordinator);
+    assert!(!sent.contains(&(1, FromCoordinator::Closing)), "rank 1 may need it: {sent:?}");
+    assert_eq!(closed, [0]);
+    coordinator.message(1, ToCoordinator::Goodbye, now).unwrap();
+    let (sent, closed) = told(&mut coordinator);
+    assert!(sent.contains(&(2, FromCoordinator::Closing)), "{sent:?}");
+    assert_eq!(closed, [1, 2]);
+    // If the others are all left behind, it does not stay at all.
+    let mut coordinator = running(2, now);
+    coordinator.message(0, ToCoordinator::Goodbye, now).unwrap();
+    coordinator.linger(Duration::from_secs(5), vec![1], now);
+    assert_eq!(told(&mut coordinator).1, [0, 1]);
+}
+
+#[test]
 fn newcomers_to_an_ending_coordinator_are_to_try_again() {
     let now = Instant::now();
     let mut coordinator = running(2, now);
-    coordinator.linger(Duration::from_secs(5), now);
+    coordinator.linger(Duration::from_secs(5), Vec::new(), now);
     coordinator.hello(9, hello(0, 2), OnSilence::Fail, now);
     let (sent, closed) = told(&mut coordinator);
     assert!(matches!(&sent[..], [(9, FromCoordinator::Refused(Refusal { retry: true, .. }))]), "{sent:?}");
@@ -341,7 +361,7 @@ proptest! {
                     ended.insert(connection);
                     known.insert(connection);
                 }
-                Fact::Linger { ms } => coordinator.linger(Duration::from_millis(ms), now),
+                Fact::Linger { ms } => coordinator.linger(Duration::from_millis(ms), Vec::new(), now),
                 Fact::Tick { ms } => {
                     now += Duration::from_millis(ms);
                     coordinator.tick(now);
@@ -349,7 +369,7 @@ proptest! {
             }
             drain(&mut coordinator, &mut ended);
         }
-        coordinator.linger(Duration::ZERO, now);
+        coordinator.linger(Duration::ZERO, Vec::new(), now);
         now += 2 * CLOSING_TIMEOUT;
         coordinator.tick(now);
         coordinator.tick(now + 2 * CLOSING_TIMEOUT);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncWriteExt, BufReader};
@@ -143,6 +143,30 @@ fn nobody_waits_for_the_goodbye_of_a_stopped_rank_0_that_was_left_behind() {
                 let leaves = Instant::now();
                 drop(member);
                 assert!(leaves.elapsed() < GOODBYE_TIMEOUT, "{:?}", leaves.elapsed());
+            });
+        }
+    });
+}
+
+#[test]
+fn an_abort_reaches_the_members_though_its_rank_leaves_a_stopped_rank_0_at_once() {
+    let members = members_of_a_silent_coordinator(4);
+    let all = Barrier::new(3);
+    std::thread::scope(|scope| {
+        for member in members {
+            let all = &all;
+            scope.spawn(move || {
+                let part = member.control().register(8, [1, 2, 3].into());
+                let until = Until::GivingUp(Instant::now() + LONG);
+                let agreed = member.agree(Purpose::Agree, 1, Duration::from_millis(300), until).unwrap();
+                assert!(!agreed.members.contains(0), "{agreed:?}");
+                all.wait();
+                if member.control().rank() == 1 {
+                    part.abort(AbortCause::new(0, AbortKind::User, "enough"));
+                } else {
+                    part.abort_flag().wait(Instant::now() + LONG);
+                    assert_eq!(&*part.abort_flag().cause().expect("rank 1 has aborted").reason, "enough");
+                }
             });
         }
     });

@@ -153,7 +153,8 @@ async fn attend(way: &Way, report: &Sender<News>) -> String {
 
 async fn fetch(source: usize, stream: BoxedStream, report: &Sender<News>) -> io::Result<()> {
     let (mut read, mut write) = tokio::io::split(stream);
-    let ToFetcher::Offered { version, digest, .. } = first_word(&mut read, &mut write).await? else {
+    let (ToFetcher::Offered { version, digest, .. }, _) = hear_beating(&mut read, &mut write, 0).await?
+    else {
         return Err(invalid("it has not said what it offers".to_owned()));
     };
     let (ask, mut jobs) = queue::unbounded_channel();
@@ -170,7 +171,7 @@ async fn fetch(source: usize, stream: BoxedStream, report: &Sender<News>) -> io:
         };
         write.write_all(&encode(&request)).await?;
         write.flush().await?;
-        let heard = tokio::time::timeout(CHUNK_TIMEOUT, hear(&mut read, expected)).await;
+        let heard = tokio::time::timeout(CHUNK_TIMEOUT, hear_beating(&mut read, &mut write, expected)).await;
         let news = match (job, heard.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??) {
             (Job::Chunk { index, .. }, (ToFetcher::Chunk { .. }, bytes)) => {
                 News::Chunk { source, index, bytes }
@@ -185,15 +186,16 @@ async fn fetch(source: usize, stream: BoxedStream, report: &Sender<News>) -> io:
     Ok(())
 }
 
-/// Waits until the member has a copy. Tells it at every beat that this newcomer is there.
-async fn first_word(
+/// Reads a message from the member, and tells it at every beat that this newcomer is there.
+async fn hear_beating(
     read: &mut (impl AsyncRead + Unpin),
     write: &mut (impl AsyncWrite + Unpin),
-) -> io::Result<ToFetcher> {
-    let mut hearing = std::pin::pin!(hear(read, 0));
+    expected: usize,
+) -> io::Result<(ToFetcher, Vec<u8>)> {
+    let mut hearing = std::pin::pin!(hear(read, expected));
     loop {
         match tokio::time::timeout(BEAT, &mut hearing).await {
-            Ok(heard) => return heard.map(|(said, _)| said),
+            Ok(heard) => return heard,
             Err(_) => beat(write).await?,
         }
     }
@@ -246,5 +248,18 @@ mod tests {
         ask(&now, 1);
         let asked = read_frame(&mut far, MAX_HELLO_FRAME).await.unwrap().expect("a request");
         assert_eq!(decode::<FromFetcher>(&asked).unwrap(), FromFetcher::Chunk { index: 1 });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_newcomer_that_waits_for_a_chunk_says_that_it_is_there() {
+        let (report, news) = mpsc::channel();
+        let (mut far, _connection, requests) = connect(&report, &news).await;
+        requests.ask(Job::Chunk { index: 0, bytes: 8 });
+        let mut said = Vec::new();
+        for _ in 0..3 {
+            let frame = read_frame(&mut far, MAX_HELLO_FRAME).await.unwrap().expect("a word");
+            said.push(decode::<FromFetcher>(&frame).unwrap());
+        }
+        assert_eq!(said, [FromFetcher::Chunk { index: 0 }, FromFetcher::Beat, FromFetcher::Beat]);
     }
 }

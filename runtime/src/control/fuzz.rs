@@ -153,7 +153,7 @@ pub(crate) fn coordinator_state(script: &[u8]) {
                 now += Duration::from_millis(u64::from(*argument) * 50);
                 coordinator.tick(now);
             }
-            _ => coordinator.linger(Duration::from_millis(u64::from(*argument)), now),
+            _ => coordinator.linger(Duration::from_millis(u64::from(*argument)), Vec::new(), now),
         }
         for action in coordinator.take_actions() {
             if let Action::Send { frame, .. } = action {

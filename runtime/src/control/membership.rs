@@ -108,7 +108,12 @@ impl Membership {
                 let abort =
                     |cause| ToCoordinator::Abort { communicator, members: self.members.to_vec(), cause };
                 shared.send(&abort(cause.clone()));
-                self.control.tell_members_unless_echoed(&self.members, communicator, cause);
+                // A coordinator that was left behind says nothing, and this rank may leave at once.
+                if shared.left_behind().contains(&0) {
+                    self.control.tell_members(&self.members, communicator, cause);
+                } else {
+                    self.control.tell_members_unless_echoed(&self.members, communicator, cause);
+                }
             }
             // All ranks notice the loss of rank 0 by themselves.
             CoordinatorStanding::Lost(_) if cause.kind != AbortKind::Revoked => {}

@@ -347,13 +347,11 @@ impl Inner {
         }
         self.wait_for_abort_delivery();
         self.announce(&ToCoordinator::Goodbye);
-        // Ranks that were left behind say nothing any more.
-        let left_behind = self.shared.left_behind();
-        if !left_behind.contains(&0) {
+        // A rank that was left behind says nothing any more.
+        if !self.shared.left_behind().contains(&0) {
             self.wait_for_goodbye();
         }
-        let lingers =
-            departure == Departure::Orderly && left_behind.is_empty() && !self.shared.anything_aborted();
+        let lingers = departure == Departure::Orderly && !self.shared.anything_aborted();
         self.close_coordinator(if lingers { self.spec.liveness.linger } else { Duration::ZERO });
     }
 
@@ -383,11 +381,15 @@ impl Inner {
         }
     }
 
-    /// Without a coordinator, waits until the other members have heard that this rank has given up. Otherwise those
-    /// that wait for it would report it as lost when its connections end.
+    /// Without a coordinator, or if it was left behind, waits until the other members have heard that this rank has
+    /// given up. Otherwise those that wait for it would report it as lost when its connections end.
     fn wait_for_abort_delivery(&self) {
         let standing = self.shared.lock().coordinator.clone();
-        let is_on_its_own = matches!(standing, CoordinatorStanding::Closed | CoordinatorStanding::Lost(_));
+        let is_on_its_own = match standing {
+            CoordinatorStanding::Closed | CoordinatorStanding::Lost(_) => true,
+            CoordinatorStanding::Open => self.shared.left_behind().contains(&0),
+            CoordinatorStanding::Left { .. } => false,
+        };
         if let Some(peers) = self.peers.as_ref().filter(|_| is_on_its_own && !self.runtime.is_current()) {
             peers.wait_until_delivered(ABORT_DELIVERY_TIMEOUT);
         }
@@ -403,7 +405,7 @@ impl Inner {
         let coordinator = self.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         if let Some(coordinator) = coordinator {
             let (done, ended) = mpsc::channel::<()>();
-            self.runtime.spawn(coordinator.linger(patience, Box::new(done)));
+            self.runtime.spawn(coordinator.linger(patience, self.shared.left_behind(), Box::new(done)));
             if self.runtime.is_current() {
                 return;
             }
@@ -463,7 +465,7 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
             Err(error) => {
                 // The other ranks must hear the verdict before this process ends.
                 let (done, ended) = oneshot::channel::<()>();
-                coordinator.linger(Duration::ZERO, Box::new(done)).await;
+                coordinator.linger(Duration::ZERO, Vec::new(), Box::new(done)).await;
                 let _ = tokio::time::timeout(2 * CLOSING_TIMEOUT, ended).await;
                 return Err(error);
             }

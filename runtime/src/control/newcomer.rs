@@ -53,6 +53,8 @@ impl Drop for Offer {
 enum AttemptError {
     Closed(String),
     Silent(String),
+    /// The member lives and has no room for the moment.
+    Full(String),
     /// The newcomer has waited there, and the member is gone.
     Lost(String),
     /// The member refuses it. Another may let it in: the port may belong to another job by now.
@@ -98,8 +100,9 @@ impl Applicant {
     }
 
     /// Waits at a listener until the newcomer is admitted. Blocks as long as one of the members lives, at most for
-    /// `reach` while none answers, and until `until` at most. `invite` returns the invitation, and is called again
-    /// whenever no listener lets the newcomer in. A refusal is final once all listeners have been tried.
+    /// `reach` while none lets it wait, and until `until` at most. `invite` returns the invitation, and is called again
+    /// whenever no listener lets the newcomer in. A refusal is final once all listeners have been tried and none was
+    /// silent or full, or at the end of `reach`.
     pub(crate) fn wait(
         &self,
         invite: &dyn Fn() -> Result<Invitation>,
@@ -108,14 +111,14 @@ impl Applicant {
     ) -> Result<Offer> {
         let mut known: Vec<MemberAddress> = Vec::new();
         let (mut closed_since, mut reach_by) = (None, Instant::now() + reach);
-        // The last refusal, after which another member let the newcomer wait and left.
+        // The last refusal. It may be that of another job at the port of a member that has ended.
         let mut refusal = None;
         loop {
             let invitation = invite()?;
             let mut addresses = invitation.addresses.clone();
             addresses.extend(known.iter().filter(|address| !invitation.addresses.contains(address)).cloned());
             let mut causes = Vec::new();
-            let (mut any_silent, mut has_waited, mut misfit) = (false, false, None);
+            let (mut any_silent, mut has_waited, mut misfit, mut lacks_room) = (false, false, None, None);
             for address in addresses {
                 match self.try_listener(&invitation, &address, &mut known, until)? {
                     Ok(offer) => return Ok(offer),
@@ -124,6 +127,7 @@ impl Applicant {
                         any_silent = true;
                         causes.push(cause);
                     }
+                    Err(AttemptError::Full(problem)) => lacks_room = Some(full(problem)),
                     Err(AttemptError::Lost(cause)) => {
                         has_waited = true;
                         causes.push(cause);
@@ -137,14 +141,13 @@ impl Applicant {
                 refusal = misfit.or(refusal);
                 continue;
             }
-            if let Some(error) = misfit {
-                return Err(error);
-            }
             let since = *closed_since.get_or_insert_with(Instant::now);
-            let is_over = !any_silent && since.elapsed() > CLOSED_AFTER;
+            let may_change = any_silent || lacks_room.is_some();
+            let is_over = !may_change && (misfit.is_some() || since.elapsed() > CLOSED_AFTER);
+            refusal = misfit.or(refusal);
             if is_over || Instant::now() >= reach_by {
                 causes.truncate(4);
-                return Err(refusal.unwrap_or_else(|| nobody(&causes.join("; "))));
+                return Err(refusal.or(lacks_room).unwrap_or_else(|| nobody(&causes.join("; "))));
             }
             std::thread::sleep(RETRY_MOST);
         }
@@ -246,7 +249,7 @@ async fn wait_for_admission(
             match hear(&mut reader, silent_after).await {
                 Some(ToNewcomer::Welcome { addresses }) => drop(tell.send(addresses)),
                 Some(ToNewcomer::Beat) => {}
-                Some(ToNewcomer::Full { problem }) => return Err(AttemptError::Silent(problem)),
+                Some(ToNewcomer::Full { problem }) => return Err(AttemptError::Full(problem)),
                 Some(ToNewcomer::Admitted(admission)) => return Ok(admission),
                 Some(ToNewcomer::Refused { problem, remedy }) => {
                     return Err(AttemptError::Misfit(misfit(problem, remedy)));
@@ -306,6 +309,11 @@ fn nobody(causes: &str) -> Error {
     }
 }
 
+fn full(problem: String) -> Error {
+    let remedy = "Let the group take some in first".to_owned();
+    Error::Join { rank: None, kind: JoinFailure::Absent, problem, remedy }
+}
+
 fn misfit(problem: String, remedy: String) -> Error {
     Error::Join { rank: None, kind: JoinFailure::Disagreement, problem, remedy }
 }
@@ -321,6 +329,8 @@ fn interrupted() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::super::peers::waiting_list::WaitingList;
     use super::*;
     use crate::control::GroupId;
@@ -343,6 +353,15 @@ mod tests {
         };
         let list = listener.waiting_list(GROUP, || WaitingList::new(GROUP, LONG, Box::new(refuses)));
         (listener, list)
+    }
+
+    fn address(listener: &Listener) -> MemberAddress {
+        MemberAddress { listener: listener.address().clone(), host_key: 3 }
+    }
+
+    fn invitation(listeners: &[&Arc<Listener>]) -> Invitation {
+        let addresses = listeners.iter().map(|listener| address(listener)).collect();
+        Invitation { group: GROUP, addresses, secret: None }
     }
 
     fn applicant(invitation: &Invitation, settings: &[u8], runtime: &ControlRuntime) -> Applicant {
@@ -395,17 +414,14 @@ mod tests {
         let runtime = ControlRuntime::new().unwrap();
         let (refuses, full, fits) = (open(&runtime, &[1]), open(&runtime, &[]), open(&runtime, &[]));
         let _others = fill(&full.1, &full.0, &runtime);
-        let addresses: Vec<MemberAddress> = [&refuses, &full, &fits]
-            .map(|(listener, _)| MemberAddress { listener: listener.address().clone(), host_key: 3 })
-            .into();
-        let invitation = Invitation { group: GROUP, addresses: addresses.clone(), secret: None };
+        let invitation = invitation(&[&refuses.0, &full.0, &fits.0]);
         std::thread::scope(|scope| {
             let applicant = applicant(&invitation, &[1], &runtime);
             let waits = scope.spawn(move || applicant.wait(&|| Ok(invitation.clone()), LONG, None));
             wait_for("the newcomer waits", || waits.is_finished() || !fits.1.newcomers().is_empty());
             let id = fits.1.newcomers().first().map(Newcomer::id);
             let Some(id) = id else { panic!("{}", waits.join().unwrap().err().expect("it does not wait")) };
-            let (at, lineage) = (addresses[2].clone(), Vec::new());
+            let (at, lineage) = (address(&fits.0), Vec::new());
             let admission =
                 Admission { at, regroup_id: [1; 32], rank: 2, world_size: 3, patience: LONG, lineage };
             let _admitted = fits.1.admit(id, admission, Box::new(|| ())).expect("it waits");
@@ -413,17 +429,61 @@ mod tests {
         });
     }
 
+    /// Another job may have the port of a member that has ended, while the living members are full for a moment.
+    #[test]
+    fn a_refusal_is_not_final_while_another_listener_may_let_the_newcomer_in() {
+        let runtime = ControlRuntime::new().unwrap();
+        let (refuses, full) = (open(&runtime, &[1]), open(&runtime, &[]));
+        let others = fill(&full.1, &full.0, &runtime);
+        let applicant = applicant(&invitation(&[&refuses.0, &full.0]), &[1], &runtime);
+        let attempts = AtomicU32::new(0);
+        let invite = || {
+            attempts.fetch_add(1, Ordering::Relaxed);
+            Ok(invitation(&[&refuses.0, &full.0]))
+        };
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| applicant.wait(&invite, LONG, Some(Instant::now() + LONG)));
+            wait_for("an attempt at all", || waits.is_finished() || attempts.load(Ordering::Relaxed) > 1);
+            drop(others);
+            let id = applicant.newcomer.id();
+            let is_in = || full.1.newcomers().iter().any(|newcomer| newcomer.id() == id);
+            wait_for("it is let in", || waits.is_finished() || is_in());
+            let offered = || waits.join().unwrap().err().map(|error| error.to_string());
+            assert!(is_in(), "{:?}", offered());
+            let (at, lineage) = (address(&full.0), Vec::new());
+            let admission =
+                Admission { at, regroup_id: [1; 32], rank: 2, world_size: 3, patience: LONG, lineage };
+            let _admitted = full.1.admit(id, admission, Box::new(|| ())).expect("it waits");
+            assert_eq!(offered(), None);
+        });
+    }
+
+    #[test]
+    fn a_newcomer_for_which_there_is_no_room_is_told_so() {
+        let runtime = ControlRuntime::new().unwrap();
+        let full = open(&runtime, &[]);
+        let _others = fill(&full.1, &full.0, &runtime);
+        let invitation = invitation(&[&full.0]);
+        let applicant = applicant(&invitation, &[1], &runtime);
+        let error = applicant.wait(&|| Ok(invitation.clone()), Duration::from_millis(1), None);
+        let error = error.err().expect("no place").to_string();
+        assert!(error.contains("64 newcomers are already waiting"), "{error}");
+        assert!(error.contains("Let the group take some in first") && !error.contains("reached"), "{error}");
+    }
+
     #[test]
     fn a_refusal_is_final_if_no_listener_lets_the_newcomer_in() {
         let runtime = ControlRuntime::new().unwrap();
         let (refuses, full) = (open(&runtime, &[1]), open(&runtime, &[]));
         let _others = fill(&full.1, &full.0, &runtime);
-        let address =
-            |listener: &Listener| MemberAddress { listener: listener.address().clone(), host_key: 3 };
-        let addresses = vec![address(&refuses.0), address(&full.0)];
-        let invitation = Invitation { group: GROUP, addresses, secret: None };
-        let applicant = applicant(&invitation, &[1], &runtime);
-        let error = applicant.wait(&|| Ok(invitation.clone()), LONG, None).err().expect("no place");
-        assert!(error.to_string().contains("other settings"), "{error}");
+        for (listeners, reach) in
+            [(&[&refuses.0][..], LONG), (&[&refuses.0, &full.0], Duration::from_millis(1))]
+        {
+            let invitation = invitation(listeners);
+            let applicant = applicant(&invitation, &[1], &runtime);
+            let begun = Instant::now();
+            let error = applicant.wait(&|| Ok(invitation.clone()), reach, None).err().expect("no place");
+            assert!(error.to_string().contains("other settings") && begun.elapsed() < LONG, "{error}");
+        }
     }
 }

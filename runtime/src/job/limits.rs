@@ -105,12 +105,11 @@ pub(crate) const MAX_LISTENER_BYTES: usize = 32 + MAX_LISTENER_ADDRESSES * 33;
 pub(crate) const MAX_WAITING_NEWCOMERS: usize = 64;
 
 /// Longest silence of a newcomer that fetches a copy of the state, and longest time for one answer to it. It says
-/// something at every beat, except while it waits for a chunk, which it does for 5 s at most. A newcomer that was away
-/// for longer connects again, and continues where it was.
+/// something at every beat. A newcomer that was away for longer connects again, and continues where it was.
 pub(crate) const FETCHER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Age of the last word of any newcomer beyond which a copy of the state is not given to a further one: five beats. The
-/// newcomers for which it was made may be gone, and it grows old.
+/// Age of the last word of the newcomers that fetch a copy of the state, beyond which it is not given to a further one:
+/// five beats. The newcomers for which it was made may be gone, and it grows old.
 pub(crate) const COPY_UNHEARD: Duration = Duration::from_secs(1);
 
 /// Most listeners that an invitation names. Its text, of some 150 characters per listener, stays short enough for a

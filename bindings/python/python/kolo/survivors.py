@@ -55,6 +55,10 @@ _FAILED = "the step failed on another rank; see that rank's own error for the re
 _FATAL = (Aborted, Mismatch, PeerLost, Timeout, Transport)
 
 
+#: The code of :class:`Aborted` where the time was over on this rank or another.
+_OUT_OF_TIME = "K0703"
+
+
 class Survivors:
     """A group of ranks that goes on when some of them die. It replaces its communicator by one of the live ranks after a loss.
 
@@ -170,7 +174,7 @@ class Survivors:
             try:
                 self._become(self._comm.shrink(timeout=_left(end)))
             except Aborted as error:
-                if end is None or problem is None or type(error) is not Aborted:
+                if end is None or problem is None or error.code != _OUT_OF_TIME:
                     raise
                 # The time ran out while the members agreed. The step's own error says more.
                 raise problem from error

@@ -19,7 +19,8 @@ impl Task {
     pub(super) fn disseminate(&mut self, abort: Abort) {
         let Abort { members, communicator, cause } = abort;
         let abort = encode(&PeerMessage::Abort { communicator, cause });
-        let silent = self.shared.silent();
+        let mut silent = self.shared.silent();
+        silent.extend(self.shared.left_behind());
         for rank in targets(&members, self.shared.rank) {
             if self.gone.contains_key(&rank) {
                 continue;
@@ -34,10 +35,11 @@ impl Task {
         }
     }
 
-    /// Tells the members of aborts that the coordinator has not told in time. Its process is stopped, or its host cut
-    /// off.
-    pub(super) fn disseminate_unechoed(&mut self, now: Instant) {
-        for (_, abort) in self.unechoed.extract_if(.., |(due, _)| *due <= now).collect::<Vec<_>>() {
+    /// Tells the members of aborts that the coordinator has not told in time, or not yet if `now` is `None`. Its process
+    /// is stopped, or its host cut off.
+    pub(super) fn disseminate_unechoed(&mut self, now: Option<Instant>) {
+        let is_due = |due: Instant| now.is_none_or(|now| due <= now);
+        for (_, abort) in self.unechoed.extract_if(.., |(due, _)| is_due(*due)).collect::<Vec<_>>() {
             if !self.shared.has_echo(abort.communicator, abort.cause.kind) {
                 self.disseminate(abort);
             }

@@ -245,7 +245,7 @@ impl Peers {
     }
 
     /// Blocks until the ranks that this one tells of aborts have heard of them, are gone, or do not answer; at most for
-    /// `patience`.
+    /// `patience`. Aborts that still wait for the coordinator's echo are told at once.
     pub(super) fn wait_until_delivered(&self, patience: Duration) {
         let (told, all) = std::sync::mpsc::sync_channel(1);
         let _ = self.events.send(Event::AwaitDelivery(told));
@@ -364,7 +364,10 @@ impl Task {
             }
             Event::Abort(abort) => self.disseminate(abort),
             Event::AbortUnlessEchoed(abort) => self.unechoed.push((Instant::now() + ABORT_ECHO, abort)),
-            Event::AwaitDelivery(told) => self.delivery_waiters.push(told),
+            Event::AwaitDelivery(told) => {
+                self.delivery_waiters.push(told);
+                self.disseminate_unechoed(None);
+            }
         }
     }
 
@@ -482,7 +485,6 @@ impl Task {
                 self.shared.leave_behind(silent);
             }
         }
-        self.rounds.reply();
         for (key, state) in self.rounds.take_ends() {
             if let State::Decided(decision) = state
                 && let Some(by) = decision.members.iter().next()
@@ -491,6 +493,7 @@ impl Task {
                 self.fence(key.communicator, by);
             }
         }
+        self.rounds.reply();
         let due: Vec<u32> = self
             .connecting
             .iter()
@@ -503,7 +506,7 @@ impl Task {
                 self.connect(rank);
             }
         }
-        self.disseminate_unechoed(now);
+        self.disseminate_unechoed(Some(now));
         self.reconnect_slow(now);
         self.keep_watch(now);
         if self.awaiting_ack.is_empty() {

@@ -223,14 +223,14 @@ impl Rounds {
     }
 
     /// Records that the members of a communicator, one of them in place `by`, have gone on without this one. This
-    /// member takes part in none of their agreements any more, and a program that waits for one is told so.
+    /// member takes part in none of their agreements any more. [`Rounds::reply`] tells a program that waits for one.
     pub(super) fn fence(&mut self, communicator: u64, by: u32) {
         self.fenced.insert(communicator, by);
         self.rounds.retain(|key, round| {
             if key.communicator == communicator
                 && let Some(reply) = round.reply.take()
             {
-                let _ = reply.send(Agreed::LeftBehind { by });
+                self.replies.push((reply, Agreed::LeftBehind { by }));
             }
             key.communicator != communicator
         });
@@ -407,6 +407,18 @@ mod tests {
         all[0].receive(1, key, Message::Asked, None, &none);
         let answers = all[0].take_messages();
         assert!(matches!(answers[..], [(1, _, Message::Decided(_))]), "{answers:?}");
+    }
+
+    /// A program that hears it may leave at once, so its rank must have recorded it by then.
+    #[test]
+    fn a_program_hears_last_that_the_others_have_gone_on_without_it() {
+        let members: Arc<[u32]> = [0, 1].into();
+        let mut rounds = Rounds::new(0, Instant::now());
+        let outcome = vote(&mut rounds, &members, 1);
+        rounds.fence(KEY.communicator, 1);
+        assert!(outcome.try_recv().is_err(), "the task has not recorded it yet");
+        rounds.reply();
+        assert!(matches!(outcome.try_recv(), Ok(Agreed::LeftBehind { by: 1 })));
     }
 
     /// Rank 0 decides, and its messages are lost together with the connection. It leaves, and its process goes on.

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -63,12 +63,24 @@ pub(in crate::control) enum ToFetcher {
 /// A member's snapshot server, which serves a copy of its state.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotServer {
-    copy: watch::Sender<Option<Arc<Snapshot>>>,
+    copy: watch::Sender<Option<Arc<Served>>>,
     visitors: AtomicUsize,
     /// Number of visitors for whom there is no copy yet.
     waiting: AtomicUsize,
-    /// Time of the last word from a visitor that has the copy.
-    heard: Mutex<Option<Instant>>,
+}
+
+/// A copy of the state that is served.
+#[derive(Debug)]
+struct Served {
+    snapshot: Arc<Snapshot>,
+    /// Time of the last word from a visitor that has this copy.
+    heard: Mutex<Instant>,
+}
+
+impl Served {
+    fn heard(&self) -> MutexGuard<'_, Instant> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl SnapshotServer {
@@ -79,13 +91,13 @@ impl SnapshotServer {
 
     /// Returns the version of the copy that is served.
     pub(crate) fn version(&self) -> Option<u64> {
-        self.copy.borrow().as_ref().map(|copy| copy.version)
+        self.copy.borrow().as_ref().map(|copy| copy.snapshot.version)
     }
 
     /// Serves this copy from now on, if a newcomer is there to fetch it.
     pub(crate) fn serve(&self, copy: Snapshot) {
         if self.visitors.load(Ordering::Relaxed) > 0 {
-            self.note_heard();
+            let copy = Served { snapshot: Arc::new(copy), heard: Mutex::new(Instant::now()) };
             self.copy.send_replace(Some(Arc::new(copy)));
         }
         // The last newcomer may have left before the copy was there.
@@ -98,15 +110,11 @@ impl SnapshotServer {
         }
     }
 
-    fn note_heard(&self) {
-        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-    }
-
     /// Drops the copy if the newcomers for which it was made have fallen silent. They may still fetch it if they are
     /// there after all.
     fn drop_unheard(&self) {
-        let heard = *self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        if heard.is_some_and(|heard| heard.elapsed() > COPY_UNHEARD) {
+        let copy = self.copy.borrow().clone();
+        if copy.is_some_and(|copy| copy.heard().elapsed() > COPY_UNHEARD) {
             self.copy.send_replace(None);
         }
     }
@@ -126,7 +134,13 @@ impl SnapshotServer {
         // The copy at hand may have been taken for a newcomer that is about to leave. It serves this one as well.
         let server = Arc::downgrade(&self);
         drop(self);
-        let heard = || server.upgrade().map(|server| server.note_heard()).is_some();
+        let own = OnceLock::<Arc<Served>>::new();
+        let heard = || {
+            if let Some(copy) = own.get() {
+                *copy.heard() = Instant::now();
+            }
+            server.strong_count() > 0
+        };
         let mut request = Box::pin(next_request(read, heard));
         let copy = tokio::select! {
             copy = copies.wait_for(Option::is_some) => copy.ok().and_then(|copy| copy.clone()),
@@ -134,13 +148,16 @@ impl SnapshotServer {
         };
         drop(waits);
         let Some(copy) = copy else { return Ok(()) };
+        let copy = own.get_or_init(|| copy).snapshot.clone();
         let chunks = u32::try_from(copy.chunks.len()).map_err(|_| invalid("too many chunks".to_owned()))?;
         let offered = ToFetcher::Offered { version: copy.version, digest: copy.digest, chunks };
         timeout(FETCHER_TIMEOUT, say(&mut write, &offered, &[])).await??;
         let (mut read, mut asked) = request.await;
         while let Some(request) = asked?.filter(|_| heard()) {
-            timeout(FETCHER_TIMEOUT, answer(&mut write, &copy, request)).await??;
-            (read, asked) = next_request(read, heard).await;
+            // The newcomer's beats are heard while it waits for a long answer.
+            let answered = async { timeout(FETCHER_TIMEOUT, answer(&mut write, &copy, request)).await? };
+            let next = async { io::Result::Ok(next_request(read, heard).await) };
+            ((), (read, asked)) = tokio::try_join!(answered, next)?;
         }
         drop(visit);
         Ok(())
@@ -303,8 +320,30 @@ mod tests {
         assert!(server.is_asked() && server.version().is_none());
         server.serve(snapshot(9));
         assert_eq!(offered(&mut third).await, 9);
+        // Words from one that has the old copy do not keep the new one.
+        tokio::time::sleep(COPY_UNHEARD).await;
+        first.write_all(&encode(&FromFetcher::Beat)).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let _fourth = visit(&server, 4).await;
+        assert!(server.is_asked() && server.version().is_none());
         // Those that were only slow go on with their copy.
         first.write_all(&encode(&FromFetcher::Chunk { index: 0 })).await.unwrap();
         assert_eq!(hear(&mut first, 8).await.unwrap().1, [1; 8]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_newcomer_is_heard_while_it_waits_for_a_long_chunk() {
+        let server = Arc::new(SnapshotServer::default());
+        let mut first = visit(&server, 1).await;
+        // More than the connection holds.
+        server.serve(Snapshot { chunks: vec![vec![1; 1 << 20].into()], ..snapshot(3) });
+        assert_eq!(offered(&mut first).await, 3);
+        first.write_all(&encode(&FromFetcher::Chunk { index: 0 })).await.unwrap();
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            first.write_all(&encode(&FromFetcher::Beat)).await.unwrap();
+        }
+        let mut second = visit(&server, 2).await;
+        assert_eq!(offered(&mut second).await, 3, "the first one still fetches it");
     }
 }
