@@ -371,7 +371,11 @@ fn launchers() -> Vec<Kind> {
         ("the rank itself", 3, "exec RANK_PROGRAM"),
         ("a child", 4, "RANK_PROGRAM; true"),
         ("ranks in its group ignore signals", 4, "(trap '' TERM INT HUP; exec sleep 60) & RANK_PROGRAM"),
-        ("ranks in a session of their own ignore signals", 4, "trap '' TERM; setsid sleep 60 & RANK_PROGRAM; true"),
+        (
+            "ranks in a session of their own ignore signals",
+            4,
+            "trap '' TERM; setsid sleep 60 & RANK_PROGRAM; true",
+        ),
     ] {
         let mut kind = Kind::new(format!("end of the launcher, {name}"), weight, move |draw| {
             let (ranks, way) = (draw.pick(&[1, 2, 4]), draw.pick(&[Way::Shm, Way::Tcp]));

@@ -272,7 +272,7 @@ fn a_coordinator_that_closes_first_sends_what_is_passed_on() {
         for rank in 0..60 {
             coordinator.message(rank, ToCoordinator::Received { key: Some(key) }, begin).unwrap();
         }
-        coordinator.linger(patience, begin);
+        coordinator.linger(patience, Vec::new(), begin);
         coordinator.tick(begin + patience);
         let (sent, closed) = told(&mut coordinator);
         assert_eq!(closed.len(), 64);
