@@ -82,6 +82,11 @@ fn functions(table: &str) -> Vec<Function> {
     all
 }
 
+/// Returns whether an argument of a kind is a handle that the call frees and whose error handler is called.
+fn is_freed(kind: &str) -> bool {
+    matches!(kind, "&comm" | "&win" | "&session")
+}
+
 /// Returns the engine's name of the null handle of a kind of objects that calls make.
 fn null_of(kind: &str) -> Option<&'static str> {
     Some(match kind {
@@ -256,7 +261,7 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
             handles += &format!("let {} = {};", passed_handle(name), passing.given);
         }
         // A call that frees an object has its handle only before the call.
-        if matches!(argument.kind.as_str(), "&comm" | "&win" | "&session") {
+        if is_freed(&argument.kind) {
             before += &format!("let {} = *{};", passed_handle(name), passing.given);
         }
     }
@@ -270,10 +275,7 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
     };
     let scope = scope(function);
     // A call that frees an object has no handle before its own argument is checked.
-    let frees = function
-        .arguments
-        .iter()
-        .any(|argument| matches!(argument.kind.as_str(), "&comm" | "&win" | "&session"));
+    let frees = function.arguments.iter().any(|argument| is_freed(&argument.kind));
     let scope_of_null = if frees { "Scope::Process" } else { &scope };
     let before = handles + &before.replace("@scope", scope_of_null).replace("@name", name);
     let after = if after.is_empty() { String::new() } else { format!("if outcome.is_ok() {{ {after} }}") };

@@ -126,8 +126,8 @@ impl Comm {
     }
 
     /// Makes a communicator of the listed ranks, in this order; only these ranks call it. They wait for each other for `seconds`, by
-    /// default for as long as they would to join a job. With a `number`, which may be used once, the call matches that of the same
-    /// number, in whatever order the ranks' threads make their groups.
+    /// default for as long as they would to join a job. With a `number`, which may be used once and needs `seconds`, the call
+    /// matches that of the same number, in whatever order the ranks' threads make their groups.
     #[pyo3(signature = (ranks, seconds=None, number=None))]
     fn group(
         &self,
@@ -136,6 +136,9 @@ impl Comm {
         seconds: Option<f64>,
         number: Option<u32>,
     ) -> PyResult<Self> {
+        if number.is_some() && seconds.is_none() {
+            return Err(usage("a group with a number needs its time in seconds"));
+        }
         let make = move |comm: &Communicator| match seconds {
             Some(seconds) => comm.group_within(&ranks, number, limit(seconds)),
             None => comm.group(&ranks),

@@ -190,8 +190,10 @@ impl Communicator {
                         in_vain += 1;
                         if met.flags & MAY_RETRY == 0 || in_vain == REGROUP_ATTEMPTS {
                             // If the time was too short, no rank is to blame.
-                            let problem = problem.filter(|_| !until.is_over());
-                            return Err(problem.unwrap_or_else(|| self.not_made(operation, until)));
+                            if until.is_over() {
+                                return Err(self.came_too_late(operation));
+                            }
+                            return Err(problem.unwrap_or_else(|| self.not_made(operation)));
                         }
                     }
                 }
@@ -265,10 +267,7 @@ impl Communicator {
         ErrorContext { rank: self.rank(), operation: operation.to_owned(), sequence: 0 }
     }
 
-    fn not_made(&self, operation: &str, until: Until) -> Error {
-        if until.is_over() {
-            return self.came_too_late(operation);
-        }
+    fn not_made(&self, operation: &str) -> Error {
         let reason = "another rank could not make its part of the new communicator; see that rank's own \
                       error for the reason";
         let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Transport);

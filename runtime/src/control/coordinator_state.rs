@@ -427,10 +427,9 @@ impl CoordinatorState {
         self.exchanges.forget(communicator);
         let frame = encode(&FromCoordinator::Aborted { communicator, cause });
         // The sender is told too. Without this echo, it would tell the others itself.
-        let connections = members.iter().filter_map(|member| self.connection_of(*member));
-        let sends = connections.map(|connection| Action::Send { connection, frame: frame.clone() });
-        let sends: Vec<Action> = sends.collect();
-        self.actions.extend(sends);
+        for member in members {
+            self.send_frame(*member, frame.clone());
+        }
     }
 
     fn answer(&mut self, asker: u32, ticket: u64, account: Account) {

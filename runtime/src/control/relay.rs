@@ -193,6 +193,7 @@ mod tests {
             assert!(!matches!(dropped.read(&mut [0]).await, Ok(1..)), "it is closed");
         }
     }
+
     #[tokio::test(flavor = "current_thread")]
     async fn ends_that_give_up_take_no_room() {
         let relay = Arc::new(Relay::default());

@@ -67,6 +67,7 @@ mod control {
     pub(super) fn write(word: Word) {
         // SAFETY: the word is the default mode or was read from the register, so it has no reserved bits, which would
         // trap. `DefaultFloats` writes another mode than the default only to restore the one that its caller had.
+        // Test: `a_thread_gets_its_own_mode_back`.
         unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack)) };
     }
 }
@@ -100,7 +101,7 @@ mod control {
     #[inline]
     pub(super) fn write(word: Word) {
         // SAFETY: programs may write the register. `DefaultFloats` writes another mode than the default only to restore
-        // the one that its caller had.
+        // the one that its caller had. Test: `a_thread_gets_its_own_mode_back`.
         unsafe { std::arch::asm!("msr fpcr, {}", in(reg) word, options(nostack)) };
     }
 }

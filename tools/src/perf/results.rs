@@ -79,7 +79,7 @@ impl<'a> Results<'a> {
     }
 
     /// Returns the verdict, with the mean over all rows and both placements, as nccl-tests does.
-    pub(crate) fn verdict(&self, failed_checks: u64) -> Verdict {
+    fn verdict(&self, failed_checks: u64) -> Verdict {
         let average_bus_bandwidth = match self.measurements {
             0 => 0.0,
             count => self.bus_bandwidths / count as f64,

@@ -142,13 +142,11 @@ impl Arena {
         self.fences
     }
 
-    /// Returns whether all members have asked for the arena.
+    /// Returns the state of the assembly. A value that no member writes counts as given up.
     pub(crate) fn assembly(&self) -> Assembly {
-        match self.word(ASSEMBLY_AT).load(Ordering::Acquire) {
-            0 => Assembly::Incomplete,
-            1 => Assembly::Complete,
-            _ => Assembly::GivenUp,
-        }
+        let word = self.word(ASSEMBLY_AT).load(Ordering::Acquire);
+        let is = |state: &Assembly| *state as u32 == word;
+        [Assembly::Incomplete, Assembly::Complete].into_iter().find(is).unwrap_or(Assembly::GivenUp)
     }
 
     /// Tells the members that have the arena how the assembly ended.

@@ -36,8 +36,7 @@ pub(crate) const NO_PEER: u32 = u32::MAX;
 /// Time after which a leader whose backlog is full is asked again; one accept makes room in the backlog.
 const RETRY: Duration = Duration::from_millis(1);
 /// Time after which a waiting leader checks whether the missing members are still alive, and a waiting member whether
-/// the leader is. Members of one host arrive
-/// within much less time, and a person takes longer to suspect a hang.
+/// the leader is. Members of one host arrive within much less time, and a person takes longer to suspect a hang.
 pub(crate) const LOOK_FOR_THE_GONE: Duration = Duration::from_millis(200);
 
 impl ShmEndpoint {
@@ -399,10 +398,9 @@ impl ShmEndpoint {
                     return Err(Error::new(ErrorKind::PeerLost, NAME, rank, detail));
                 }
             }
-            let what = "waiting for the other ranks of this host";
             arena
                 .sleep_until_assembled(patience()?.min(LOOK_FOR_THE_GONE))
-                .map_err(|e| Error::system(NAME, rank, what.to_owned(), e))?;
+                .map_err(|e| Error::system(NAME, rank, "waiting for the other ranks of this host", e))?;
             presence = self.check_presence(&[leader.rank]);
         }
     }

@@ -363,6 +363,7 @@ mod tests {
         assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(1)));
         assert!(here.introduce(0, &[(2, b"nonsense")]).is_err());
     }
+
     /// The memory of rank 0 cannot be mapped, as if the others had no address space for it.
     #[test]
     fn a_rank_that_cannot_take_memory_gives_its_own_before_it_says_so() {

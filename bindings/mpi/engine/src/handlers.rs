@@ -138,7 +138,8 @@ pub unsafe fn create_errhandler_x(
     state: *mut c_void,
     handler: *mut c_int,
 ) -> Outcome {
-    // SAFETY: the program passes such a function, or null.
+    // SAFETY: by the contract of MPIX_*_create_errhandler_x, the program passes such a function, or null, which is `None`. Test:
+    // `older`.
     let function = unsafe { std::mem::transmute::<*const c_void, Option<Stateful>>(function) };
     let Some(function) = function else { return fail(Class::Arg, "the function is NULL") };
     // SAFETY: the caller's promise.

@@ -245,7 +245,7 @@ pub unsafe fn op_create_x(
     state: *mut c_void,
     op: *mut c_int,
 ) -> Outcome {
-    // SAFETY: the program passes such functions, or null.
+    // SAFETY: by the contract of MPIX_Op_create_x, the program passes such functions, or null, which is `None`. Test: `older`.
     unsafe {
         let function = std::mem::transmute::<*const c_void, Option<Stateful>>(function);
         let callback = function.map(|function| Callback::Stateful(function, State::new(state, destructor)));

@@ -54,8 +54,7 @@ _FAILED = "the step failed on another rank; see that rank's own error for the re
 #: Errors after which the communicator cannot be used any more.
 _FATAL = (Aborted, Mismatch, PeerLost, Timeout, Transport)
 
-
-#: The code of :class:`Aborted` where the time was over on this rank or another.
+#: The code of an :class:`Aborted` that says that the time was over, on this rank or another.
 _OUT_OF_TIME = "K0703"
 
 

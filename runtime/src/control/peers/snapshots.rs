@@ -127,7 +127,7 @@ impl SnapshotServer {
     /// Serves a newcomer until it leaves or falls silent, or the snapshot server is dropped.
     pub(super) async fn receive(self: Arc<Self>, stream: BoxedStream) -> io::Result<()> {
         self.drop_unheard();
-        let visit = Visit::new(&self, |server| &server.visitors);
+        let _visit = Visit::new(&self, |server| &server.visitors);
         let (read, mut write) = tokio::io::split(stream);
         let mut copies = self.copy.subscribe();
         let waits = Visit::new(&self, |server| &server.waiting);
@@ -159,7 +159,6 @@ impl SnapshotServer {
             let next = async { io::Result::Ok(next_request(read, heard).await) };
             ((), (read, asked)) = tokio::try_join!(answered, next)?;
         }
-        drop(visit);
         Ok(())
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// Lines longer than this are cut into pieces, so that a rank that prints no line ends cannot fill memory.
-pub(super) const MAX_LINE_BYTES: usize = 1 << 20;
+const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// Bytes that are read at once.
 const READ_BYTES: usize = 8 << 10;

@@ -50,7 +50,7 @@ pub(super) fn operand(
     (n, of): (i64, c_int),
     op: c_int,
 ) -> Option<(*const u8, usize, (ReduceOp, DataType))> {
-    // The general path knows whether this matters.
+    // This may be an error: the general path checks it.
     if sendbuf == recvbuf || is_in_place(recvbuf) {
         return None;
     }

@@ -3,7 +3,8 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use super::buffers::{Buffer, apart, not_in_place};
+use super::buffers::{Buffer, apart};
+use super::transfers::listed;
 use super::{How, go};
 use crate::args::Counts;
 use crate::comm::{self, Comm};
@@ -43,25 +44,6 @@ fn repeated(buffer: &Buffer, times: usize) -> Vec<Buffer> {
 fn blocks(buffer: &Buffer, times: usize) -> Vec<Buffer> {
     let step = buffer.count as i64 * buffer.of.extent;
     (0..times as i64).map(|at| buffer.moved(at * step)).collect()
-}
-
-unsafe fn listed(
-    at: *const c_void,
-    counts: Counts,
-    places: Counts,
-    of: c_int,
-    times: usize,
-) -> Outcome<Vec<Buffer>> {
-    let one = Buffer::new(at, 0, of)?;
-    // SAFETY: the caller's promise.
-    let (counts, places) = unsafe { (counts.list(times)?, places.list(times)?) };
-    if counts.iter().any(|count| *count > 0) {
-        not_in_place(at)?;
-    }
-    let block = |(count, place): (i64, i64)| {
-        Ok(one.moved(place * one.of.extent).of_count(crate::args::count(count)?))
-    };
-    counts.into_iter().zip(places).map(block).collect()
 }
 
 #[allow(clippy::too_many_arguments, reason = "the standard's")]

@@ -65,7 +65,7 @@ pub(super) fn blocks(buffer: &Buffer, count: usize, ranks: u32) -> Vec<Buffer> {
 }
 
 /// Makes blocks at displacements given in elements.
-unsafe fn listed(
+pub(super) unsafe fn listed(
     at: *const c_void,
     counts: Counts,
     places: Counts,

@@ -44,6 +44,11 @@ fn divisors(primes: &[u64]) -> Vec<u64> {
     all
 }
 
+/// Returns a power, or the largest number if it is larger.
+fn power(factor: u64, times: usize) -> u64 {
+    factor.saturating_pow(times as u32)
+}
+
 /// Tries all pairs of a smallest and a largest factor that may be closer than those found so far.
 fn search(number: u64, n: usize, primes: &[u64]) -> Vec<u64> {
     if n == 1 {
@@ -51,7 +56,6 @@ fn search(number: u64, n: usize, primes: &[u64]) -> Vec<u64> {
     }
     let divisors = divisors(primes);
     let widest = primes.last().copied().unwrap_or(1);
-    let power = |factor: u64, times: usize| factor.saturating_pow(times as u32);
     let mut best = Vec::new();
     let mut least = u64::MAX;
     // A larger smallest factor comes first, so a later one counts only if it is closer.
@@ -79,7 +83,6 @@ fn ascending(number: u64, n: usize, low: u64, high: u64, divisors: &[u64]) -> Op
     if n == 0 {
         return (number == 1).then(Vec::new);
     }
-    let power = |factor: u64, times: usize| factor.saturating_pow(times as u32);
     let end = divisors.partition_point(|divisor| *divisor <= high && power(*divisor, n) <= number);
     let usable = divisors[..end].iter().rev().take_while(|divisor| **divisor >= low);
     usable

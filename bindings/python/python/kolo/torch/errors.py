@@ -103,6 +103,11 @@ def in_words_of_torch(text: str) -> str:
     return text
 
 
+def as_error(error: Exception) -> kolo.Error:
+    """Returns the error itself if it is Kolo's, else one of Kolo's with its text."""
+    return error if isinstance(error, kolo.Error) else kolo.Error(str(error))
+
+
 def translate(error: kolo.Error) -> kolo.Error:
     """Returns the error in the class that ``torch.distributed`` raises."""
     kind = _TWINS.get(type(error))

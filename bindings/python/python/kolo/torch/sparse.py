@@ -15,7 +15,7 @@ import torch
 
 from ..errors import Error, Timeout
 from ..numbers import ALL_GATHER, AVG, I64, SUM
-from .errors import Unsupported
+from .errors import Unsupported, as_error
 from .tensors import moved_as
 
 #: The number of the communicator among those that :meth:`Comm.group` numbers; the backend numbers no other.
@@ -105,9 +105,7 @@ class Entries:
             self._engine.abort(str(self._late))
 
     def exception(self):
-        if self._error is None or isinstance(self._error, Error):
-            return self._error
-        return Error(str(self._error))
+        return None if self._error is None else as_error(self._error)
 
 
 class Gatherer:

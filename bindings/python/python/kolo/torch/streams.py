@@ -16,7 +16,8 @@ import weakref
 
 import torch
 
-from ..errors import Error, Timeout
+from ..errors import Timeout
+from .errors import as_error
 
 
 class Cuda:
@@ -168,7 +169,7 @@ class Launched:
         if not self._settled.is_set():
             return None
         if self._error is not None:
-            return self._error if isinstance(self._error, Error) else Error(str(self._error))
+            return as_error(self._error)
         return self._work.exception()
 
 
