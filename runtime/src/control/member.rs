@@ -402,12 +402,6 @@ impl Shared {
         state.left_behind.difference(&state.departed).copied().collect()
     }
 
-    /// Whether rank 0, which runs the coordinator, was left behind and has not said goodbye.
-    pub(crate) fn coordinator_is_left_behind(&self) -> bool {
-        let state = self.lock();
-        state.left_behind.contains(&0) && !state.departed.contains(&0)
-    }
-
     /// Records that the others have gone on without this rank. `by` is one of them.
     pub(crate) fn fence(&self, communicator: u64, by: u32) {
         tracing::warn!(rank = self.rank, "the other members have gone on without this rank");

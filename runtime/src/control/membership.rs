@@ -109,7 +109,7 @@ impl Membership {
                     |cause| ToCoordinator::Abort { communicator, members: self.members.to_vec(), cause };
                 shared.send(&abort(cause.clone()));
                 // A coordinator that was left behind says nothing, and this rank may leave at once.
-                if shared.coordinator_is_left_behind() {
+                if shared.left_behind().contains(&0) {
                     self.control.tell_members(&self.members, communicator, cause);
                 } else {
                     self.control.tell_members_unless_echoed(&self.members, communicator, cause);

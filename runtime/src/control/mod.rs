@@ -348,7 +348,7 @@ impl Inner {
         self.wait_for_abort_delivery();
         self.announce(&ToCoordinator::Goodbye);
         // A rank that was left behind says nothing any more.
-        if !self.shared.coordinator_is_left_behind() {
+        if !self.shared.left_behind().contains(&0) {
             self.wait_for_goodbye();
         }
         let lingers = departure == Departure::Orderly && !self.shared.anything_aborted();
@@ -387,7 +387,7 @@ impl Inner {
         let standing = self.shared.lock().coordinator.clone();
         let is_on_its_own = match standing {
             CoordinatorStanding::Closed | CoordinatorStanding::Lost(_) => true,
-            CoordinatorStanding::Open => self.shared.coordinator_is_left_behind(),
+            CoordinatorStanding::Open => self.shared.left_behind().contains(&0),
             CoordinatorStanding::Left { .. } => false,
         };
         if let Some(peers) = self.peers.as_ref().filter(|_| is_on_its_own && !self.runtime.is_current()) {
