@@ -68,18 +68,23 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     cookie: *mut *mut c_void,
 ) -> c_int {
     let mut bytes = [0; 8];
-    // SAFETY: the channel is live, and the pointers are the caller's; the queue is live, since its event was not
-    // acknowledged.
-    unsafe {
-        if !read_from((*channel).fd, &mut bytes) {
+    loop {
+        // SAFETY: the channel is live.
+        if !unsafe { read_from((*channel).fd, &mut bytes) } {
             return -1;
         }
         let found = usize::from_ne_bytes(bytes);
-        world().queues.get_mut(&found).expect("a live queue").unacknowledged += 1;
-        *queue = found as *mut ibv_cq;
-        *cookie = (**queue).cq_context;
+        // The kernel drops the events of a queue that is destroyed before they are read.
+        let mut world = world();
+        let Some(live) = world.queues.get_mut(&found) else { continue };
+        live.unacknowledged += 1;
+        // SAFETY: the pointers are the caller's; the queue is live, since its event was not acknowledged.
+        unsafe {
+            *queue = found as *mut ibv_cq;
+            *cookie = (**queue).cq_context;
+        }
+        return 0;
     }
-    0
 }
 
 #[unsafe(no_mangle)]
