@@ -6,8 +6,9 @@ use super::copier::Stores;
 /// checks them: a channel's sender sizes its rings, and the lowest local rank sizes the arena.
 #[derive(Clone, Debug)]
 pub struct ShmOptions {
-    /// Longest piece of a message that the sender hands over at once, in bytes: the granularity of the pipeline
-    /// between the sender's copy in and the receiver's copy out. A multiple of 128.
+    /// Shortest piece of a longer message that the sender hands over at once, in bytes: the granularity of the pipeline
+    /// between the sender's copy in and the receiver's copy out. Long messages go in pieces of up to four times as
+    /// much. A multiple of 128.
     pub piece_bytes: usize,
     /// Bytes of staging per channel and direction, while the budget lasts. A multiple of 4096.
     pub ring_bytes: usize,
@@ -52,8 +53,8 @@ impl SingleCopy {
 /// module.
 pub(crate) const SINGLE_COPY_MIN: usize = 512 << 10;
 
-/// Default of [`ShmOptions::tried_min`]: a message that does not surely fit into a ring waits for its receiver anyway.
-const TRIED_MIN: usize = RING_BYTES - 8191;
+/// Default of [`ShmOptions::tried_min`]. Measurements: docs/measurements.md, "Messages read in place".
+const TRIED_MIN: usize = 120 << 10;
 
 impl ShmOptions {
     /// Returns the length in bytes from which messages may go by rendezvous.
@@ -67,30 +68,18 @@ impl ShmOptions {
     }
 }
 
-/// Default length of a piece in bytes. Measured between two processes, best of 9 batches of one run, on a machine
-/// that others used too, with a 1 MiB second-level cache per processor. "Near" and "far" depend on where the
-/// hypervisor happened to place the two processors. Columns: GB/s one way at 64 KiB / 1 MiB / 8 MiB near, at 1 MiB
-/// far, and µs for one message of 32 KiB near:
-///
-/// | piece | ring | 64 KiB | 1 MiB | 8 MiB | 1 MiB far | 32 KiB message |
-/// | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-/// | 4 KiB | 128 KiB | | | | | 1.21 |
-/// | 8 KiB | 64 KiB | 55 | 43 | 39 | | |
-/// | 8 KiB | 128 KiB | | | | 21 | 0.86 |
-/// | 16 KiB | 32 KiB | 49 | 41 | 34 | | |
-/// | 16 KiB | 64 KiB | 58 | 48 | 44 | | |
-/// | 16 KiB | 128 KiB | 57 | 51 | 46 | 24 | 0.83 |
-/// | 32 KiB | 128 KiB | 55 | 44 | 29 (42 in another run) | 28 | 0.94 |
-/// | 64 KiB | 128 KiB | 52 | 47 | 42 | | |
-/// | 64 KiB | 512 KiB | 58 | 56 | 48 | 33 | |
-///
-/// Short pieces cost more for their cells (about 60 ns each, near); with long pieces, the receiver begins later. Far
-/// processors would do better with longer pieces. The figures are from before several pieces shared a fence.
+/// Default length of the shortest piece in bytes, [`PIECES_MIN`] of which a message is cut into. Short pieces cost
+/// more for their cells (about 60 ns each, near); with long pieces, the receiver begins later. Measurements:
+/// docs/measurements.md, "Pieces and rings".
 pub(crate) const PIECE_BYTES: usize = 16 * 1024;
-/// Default length of a ring in bytes: eight pieces. With two pieces, the two ends wait for each other's jitter. A
-/// ring four times as long gains a tenth and takes half of a 1 MiB second-level cache for one channel. This one takes
-/// an eighth, so the channels of 4 lanes in both directions just fit.
-pub(crate) const RING_BYTES: usize = 128 * 1024;
+/// A piece is at most this part of what is left of its message, unless that would be shorter than the shortest piece:
+/// the first piece is soon there, and the last one is soon copied out.
+pub(crate) const PIECES_MIN: usize = 4;
+/// Longest piece, in shortest ones.
+pub(crate) const PIECE_GROWTH: usize = 4;
+/// Default length of a ring in bytes: several pieces, so that the two ends do not wait for each other's jitter, and a
+/// quarter of a 1 MiB second-level cache.
+pub(crate) const RING_BYTES: usize = 256 * 1024;
 /// Default limit on staging in bytes: a thirty-second of the memory per core of a small machine (1 GiB), whatever the
 /// number of local ranks.
 const STAGING_MAX: usize = 32 << 20;
@@ -128,8 +117,8 @@ pub(crate) const CONTROL_BYTES: usize = 4096;
 ///
 /// Half of the budget is reserved for all channels alike: each channel that may still be opened is reserved a ring of
 /// the *floor*, the greatest power of two that fits. The rest of the budget is handed out in shares: each opened
-/// channel gets a 64th of what is left. With 8 local ranks and 32 MiB, the floor is 32 KiB; the first 80 channels of
-/// a rank get 128 KiB each, the next ones 64 KiB, then 32 KiB. The sum never exceeds the budget, or the sum of the
+/// channel gets a 32nd of what is left. With 8 local ranks and 32 MiB, the floor is 32 KiB; the first 30 channels of
+/// a rank get 256 KiB each, the next ones 128 KiB, and so on. The sum never exceeds the budget, or the sum of the
 /// smallest rings for all channels if that is more: 8 MiB up to 128 local ranks, and 8 channels x 8 KiB for each
 /// local rank beyond.
 #[derive(Debug)]
@@ -161,7 +150,7 @@ impl Budget {
     /// Returns the size of the ring for one more channel, and takes it from the budget.
     pub(crate) fn take(&mut self) -> usize {
         let reserve = self.unopened * (self.floor + CONTROL_BYTES);
-        let share = power_of_two_below(self.left.saturating_sub(reserve) / 64);
+        let share = power_of_two_below(self.left.saturating_sub(reserve) / 32);
         let ring = share.clamp(self.floor, self.ring_bytes);
         self.unopened = self.unopened.saturating_sub(1);
         self.left = self.left.saturating_sub(ring + CONTROL_BYTES);
@@ -202,7 +191,7 @@ mod tests {
     #[test]
     fn nobody_gets_less_than_the_floor() {
         for (world_size, floor) in
-            [(2, RING_BYTES), (4, RING_BYTES), (8, 32 << 10), (16, 8 << 10), (64, 8 << 10)]
+            [(2, RING_BYTES), (4, 64 << 10), (8, 32 << 10), (16, 8 << 10), (64, 8 << 10)]
         {
             let channels = usize::from(channels_max(world_size)) * (world_size as usize - 1);
             let mut budget =
@@ -218,6 +207,6 @@ mod tests {
     #[test]
     fn first_channels_of_a_large_world_get_full_rings() {
         let mut budget = Budget::new(&ShmOptions::default(), channels_max(64), 63);
-        assert!((0..48).all(|_| budget.take() == RING_BYTES));
+        assert!((0..40).all(|_| budget.take() == RING_BYTES));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::copier::Copier;
-use super::options::{CONTROL_BYTES, RING_MIN_BYTES};
+use super::options::{CONTROL_BYTES, PIECE_GROWTH, PIECES_MIN, RING_MIN_BYTES};
 use super::rendezvous::Rts;
 use super::ring::{
     ALIGN, BYTES_FREED, CAN_GET, CELL_BYTES, CELL_INLINE, CELL_TAG, CELL_TOTAL, CELLS, CELLS_FREED, Control,
@@ -40,7 +40,9 @@ pub(crate) struct Producer {
     control: Control,
     ring: *mut u8,
     ring_bytes: usize,
+    /// Length of the shortest piece of a longer message, and of the longest.
     piece_bytes: usize,
+    piece_max: usize,
     pub(super) produced: u64,
     /// Count of freed cells, as last seen.
     pub(super) freed: u64,
@@ -65,12 +67,14 @@ impl Producer {
         assert!(ring_bytes.is_multiple_of(RING_MIN_BYTES) && ring_bytes > 0, "ring of {ring_bytes} bytes");
         map.atomic::<AtomicU32>(offset + RING_SIZE)
             .store(u32::try_from(ring_bytes).expect("bounded by RING_MAX_BYTES"), Ordering::Release);
+        // A piece is at most half a ring, so that one piece can be filled while the receiver works on another.
+        let at_most = |bytes: usize| (bytes.min(ring_bytes / 2) / ALIGN * ALIGN).max(ALIGN);
         Self {
             control: Control::new(&map, offset),
             ring: map.bytes(offset + CONTROL_BYTES, ring_bytes),
             ring_bytes,
-            // A piece is at most half a ring, so that one piece can be filled while the receiver works on another.
-            piece_bytes: (piece_bytes.min(ring_bytes / 2) / ALIGN * ALIGN).max(ALIGN),
+            piece_bytes: at_most(piece_bytes),
+            piece_max: at_most(piece_bytes.saturating_mul(PIECE_GROWTH)),
             produced: 0,
             freed: 0,
             position: 0,
@@ -156,8 +160,13 @@ impl Producer {
         self.reserve_ring(remaining)
     }
 
+    /// Returns the length of the next piece of a message of which `remaining` bytes are left, if the message is longer.
+    fn piece_of(&self, remaining: usize) -> usize {
+        (remaining / PIECES_MIN / ALIGN * ALIGN).clamp(self.piece_bytes, self.piece_max)
+    }
+
     fn reserve_ring(&mut self, remaining: usize) -> Result<Option<Space>, Corrupt> {
-        let wanted = remaining.min(self.piece_bytes);
+        let wanted = remaining.min(self.piece_of(remaining));
         let contiguous = self.ring_bytes - self.position;
         let skip = contiguous < wanted && contiguous < WORTHWHILE_BYTES;
         let len = if skip { wanted } else { wanted.min(contiguous) };
@@ -176,7 +185,7 @@ impl Producer {
             self.map.populate(offset, self.ring_bytes);
         }
         let at = if skip { 0 } else { self.position };
-        // SAFETY: `at + len <= ring_bytes`: either at 0 with `len <= piece_bytes <= ring_bytes / 2`, or bounded by
+        // SAFETY: `at + len <= ring_bytes`: either at 0 with `len <= piece_max <= ring_bytes / 2`, or bounded by
         // `contiguous`.
         Ok(Some(Space { ptr: unsafe { self.ring.add(at) }, len, skip }))
     }
