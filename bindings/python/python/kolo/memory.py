@@ -243,7 +243,10 @@ def _from_dlpack(what: str, obj, writable: bool, comm: _kolo.Comm) -> Memory:
         if stride != elements and extent != 1:
             raise Usage(f"{what} is not contiguous; make it contiguous first")
         elements *= extent
-    kind = f"{_DLPACK_KINDS.get(code, 'V')}{max(bits // 8, 1) * lanes}"
+    if bits * lanes % 8:
+        raise Usage(f"{what} has elements of {bits * lanes} bits, and Kolo moves whole bytes; pass an array of the bytes")
+    # Elements of several lanes can only be moved.
+    kind = f"{_DLPACK_KINDS.get(code, 'V') if lanes == 1 else 'V'}{bits * lanes // 8}"
     return Memory(address, elements, kind, capsule)
 
 
