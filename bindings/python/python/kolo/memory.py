@@ -226,6 +226,9 @@ def _from_dlpack(what: str, obj, writable: bool, comm: _kolo.Comm) -> Memory:
     device, _ = obj.__dlpack_device__()
     if device not in _DLPACK_DEVICES:
         raise Usage(f"{what} is neither in CPU memory nor on an NVIDIA GPU; copy it there first")
+    # Torch has such views, and their capsules do not say so.
+    if (is_neg := getattr(obj, "is_neg", None)) is not None and is_neg():
+        raise Usage(f"{what} is a view whose memory holds the negative of its values; pass x.resolve_neg()")
     capsule = _capsule(what, obj, device in _DLPACK_GPUS)
     address, shape, strides, code, bits, lanes, flags = _kolo.dlpack(capsule)
     if writable:
