@@ -198,7 +198,8 @@ class Calls:
             return out
         room = self._room(input, None, 1)
         if room.ndim > 0 and room.shape[0] == own:
-            return room[0].copy()
+            # An array, even if a shard is a single number.
+            return room[0, ...].copy()
         if room.size % own != 0:
             raise Usage(f"the input has {room.size} elements, which are not {own} shards of equal length")
         return room.reshape(-1)[: room.size // own].copy()
