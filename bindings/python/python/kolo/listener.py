@@ -130,7 +130,9 @@ class Listener:
                 if ready.data is None:
                     self._leave()
                     return
-                ready.data(ready.fileobj)
+                # An earlier event of the batch may have dropped this stream.
+                if ready.fileobj.fileno() >= 0:
+                    ready.data(ready.fileobj)
             late = time.monotonic() - _GREETING_SECONDS
             for stream in [stream for stream, stranger in self._strangers.items() if stranger.since < late]:
                 self._drop(stream)
