@@ -295,7 +295,7 @@ def decide(listener: Listener, number: int, handles: list[str], left: list[int])
 
 def _decision(member: Handle, number: int) -> list[str] | None:
     try:
-        visit = connect(member, _ANSWER / 2, meeting=number)
+        visit = connect(member, _ANSWER, meeting=number)
     except (Ended, Unreached):
         return None
     visit.close()

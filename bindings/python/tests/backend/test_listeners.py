@@ -1,12 +1,13 @@
 """The listeners of members: how others connect to them, and what a rush of strangers does."""
 
 import socket
+import time
 from contextlib import ExitStack, closing
 
 import pytest
 
 import kolo.listener
-from kolo.listener import Listener, connect
+from kolo.listener import Ended, Listener, Unreached, connect
 
 
 @pytest.fixture
@@ -33,3 +34,40 @@ def test_an_event_of_a_connection_that_has_just_been_dropped(listener, monkeypat
             others.enter_context(socket.create_connection(("127.0.0.1", listener.handle.port), 20))
             first.sendall(b"\0")
         connect(listener.handle, 20, meeting=1).close()
+
+
+def dropping(stack, address, port):
+    """Makes the port of an address drop all packets that open connections, as a firewall does."""
+    full = stack.enter_context(socket.socket())
+    full.bind((address, port))
+    full.listen(0)
+    # Enough for the queue to be full. Nobody accepts them.
+    for _ in range(3):
+        waiting = stack.enter_context(socket.socket())
+        waiting.setblocking(False)
+        waiting.connect_ex((address, port))
+
+
+def test_an_address_that_drops_packets_holds_up_no_other(monkeypatch):
+    def only_here():
+        made = socket.create_server(("127.0.0.1", 0))
+        made.setblocking(False)
+        return made
+
+    monkeypatch.setattr(kolo.listener, "_listen", only_here)
+    with ExitStack() as stack:
+        listener = stack.enter_context(closing(Listener(0)))
+        for address in ("127.0.0.2", "127.0.0.3"):
+            dropping(stack, address, listener.handle.port)
+        both = listener.handle._replace(addresses=("127.0.0.2", "127.0.0.3", "127.0.0.1"))
+        began = time.monotonic()
+        connect(both, 60, meeting=1).close()
+        assert time.monotonic() - began < 30
+        # One limit for all addresses, after which nobody knows whether the process is alive.
+        began = time.monotonic()
+        with pytest.raises(Unreached, match="127.0.0.2: timed out"):
+            connect(both._replace(addresses=("127.0.0.2", "127.0.0.3")), 0.2, meeting=1)
+        assert time.monotonic() - began < 30
+        # Nobody listens at these.
+        with pytest.raises(Ended, match="127.0.0.4: Connection refused"):
+            connect(both._replace(addresses=("127.0.0.4", "127.0.0.5")), 60, meeting=1)
