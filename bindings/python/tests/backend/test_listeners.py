@@ -1,12 +1,14 @@
 """The listeners of members: how others connect to them, and what a rush of strangers does."""
 
 import socket
+import threading
 import time
 from contextlib import ExitStack, closing
 
 import pytest
 
 import kolo.listener
+import kolo.meeting
 from kolo.listener import Ended, Listener, Unreached, connect
 
 
@@ -71,3 +73,23 @@ def test_an_address_that_drops_packets_holds_up_no_other(monkeypatch):
         # Nobody listens at these.
         with pytest.raises(Ended, match="127.0.0.4: Connection refused"):
             connect(both._replace(addresses=("127.0.0.4", "127.0.0.5")), 60, meeting=1)
+
+
+def test_a_member_that_has_ended_is_noticed_beside_many_that_cannot_be_reached(listener, monkeypatch):
+    noticed = threading.Event()
+
+    def no_answer(handle, _seconds, **_said):
+        if handle.number == 3:
+            raise Ended("it has ended")
+        assert noticed.wait(20)
+        raise Unreached("no answer")
+
+    monkeypatch.setattr(kolo.meeting, "connect", no_answer)
+    others = [str(listener.handle._replace(number=number)) for number in range(1, 4)]
+    meeting = kolo.meeting.Meeting(listener, 1, [str(listener.handle), *others], 20)
+    try:
+        with pytest.raises(kolo.PeerLost, match="it has ended") as lost:
+            meeting._gather()
+        assert lost.value.peer == 3
+    finally:
+        noticed.set()
