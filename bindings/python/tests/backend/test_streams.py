@@ -9,6 +9,7 @@ import os
 import threading
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -274,6 +275,22 @@ def test_an_operation_that_cannot_be_started_ends_the_group():
             store.wait([f"over {other}" for other in range(ranks)])
 
     forked(2, body)
+
+
+def test_the_host_sleeps_while_it_waits_for_a_device(monkeypatch):
+    made = []
+
+    class Recorded:
+        def __init__(self, blocking=False):
+            made.append(blocking)
+
+        def record(self, stream):
+            pass
+
+    monkeypatch.setattr("torch.cuda.Event", Recorded)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: None)
+    streams.Cuda().mark([SimpleNamespace(is_cuda=True, device="cuda:0")])
+    assert made == [True]
 
 
 def on_a_gpu(driver, values):

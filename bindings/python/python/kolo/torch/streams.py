@@ -49,7 +49,8 @@ class Cuda:
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
         if device is None:
             return None
-        event = torch.cuda.Event()
+        # The host sleeps while it waits for the event, since backward passes need the processors.
+        event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(device))
         return event
 
