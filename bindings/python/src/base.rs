@@ -19,10 +19,12 @@ pub(crate) struct Base {
 
 #[pymethods]
 impl Base {
+    /// Wraps `comm`. Without a `timeout`, that of the settings is in force.
     #[new]
-    fn new(comm: Py<Comm>) -> PyResult<Self> {
-        let timeout = AtomicU64::new(comm.get().timeout()?.to_bits());
-        Ok(Self { comm, timeout })
+    #[pyo3(signature = (comm, timeout=None))]
+    fn new(comm: Py<Comm>, timeout: Option<f64>) -> PyResult<Self> {
+        let timeout = timeout.map_or_else(|| comm.get().timeout(), Ok)?;
+        Ok(Self { comm, timeout: AtomicU64::new(timeout.to_bits()) })
     }
 
     #[getter]

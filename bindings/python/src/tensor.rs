@@ -53,9 +53,13 @@ impl Tensor {
                 lend
             }
         };
-        // Refuse tensors that require gradients, as `__dlpack__` does but this function does not. In libraries without gradients, tensors
-        // lack this attribute.
-        if object.getattr(intern!(py, "requires_grad")).is_ok_and(|asks| asks.is_truthy().unwrap_or(true)) {
+        // Refuse tensors that require gradients, as `__dlpack__` does but this function does not, and views whose memory holds the
+        // negative of their values, which neither does. In libraries without them, tensors lack these attributes.
+        let is = |answer: PyResult<Bound<'_, PyAny>>| {
+            answer.is_ok_and(|answer| answer.is_truthy().unwrap_or(true))
+        };
+        if is(object.getattr(intern!(py, "requires_grad"))) || is(object.call_method0(intern!(py, "is_neg")))
+        {
             return None;
         }
         let mut managed = ptr::null_mut();

@@ -125,10 +125,13 @@ class Calls:
         like = to if from_ is NOTHING else from_
         name = _kolo.COLLECTIVES[collective]
         self._in_range(name, "root", root)
-        for count in (*(input_counts or ()), *(output_counts or ())):
-            self._in_range(name, "a count", count, 48)
-        inputs = [from_.count] if input_counts is None else [count * like.units for count in input_counts]
-        outputs = [to.count] if output_counts is None else [count * like.units for count in output_counts]
+
+        def scaled(counts) -> list[int]:
+            # Counts may be NumPy's integers, whose products and sums can overflow.
+            return [self._in_range(name, "a count", index(count), 48) * like.units for count in counts]
+
+        inputs = [from_.count] if input_counts is None else scaled(input_counts)
+        outputs = [to.count] if output_counts is None else scaled(output_counts)
         self._expect("the input", from_, sum(inputs))
         self._expect("out", to, sum(outputs))
         arguments = (collective, from_.address, inputs, to.address, outputs, like.type, number, factor, root)
@@ -195,7 +198,8 @@ class Calls:
             return out
         room = self._room(input, None, 1)
         if room.ndim > 0 and room.shape[0] == own:
-            return room[0].copy()
+            # An array, even if a shard is a single number.
+            return room[0, ...].copy()
         if room.size % own != 0:
             raise Usage(f"the input has {room.size} elements, which are not {own} shards of equal length")
         return room.reshape(-1)[: room.size // own].copy()

@@ -65,7 +65,8 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
     rank: int
     #: Number of ranks.
     world_size: int
-    #: Seconds after which a blocking call, or the wait for a started one, gives up.
+    #: Seconds after which a blocking call, or the wait for a started one, gives up. Communicators that are made from this one begin with
+    #: it.
     timeout: float
 
     @property
@@ -349,6 +350,10 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
 
     # Communicators of some of the ranks, and the end.
 
+    def _next(self, comm: _kolo.Comm) -> Communicator:
+        """Returns a communicator that was made from this one."""
+        return Communicator(comm, self.timeout)
+
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Splits the communicator: ranks that give the same ``color`` form a new one, ordered by ``key`` and then by rank.
 
@@ -356,16 +361,16 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         passes a wrong argument, all ranks raise :class:`kolo.Usage`.
         """
         part = self._split(color, key)
-        return None if part is None else Communicator(part)
+        return None if part is None else self._next(part)
 
     def group(self, ranks: Sequence[int]) -> Communicator:
         """Makes a communicator of the listed ranks, in this order. Only these ranks call it; blocks until all of them have."""
-        return Communicator(self._comm.group([self._in_range("group", "a rank", rank) for rank in ranks]))
+        return self._next(self._comm.group([self._in_range("group", "a rank", rank) for rank in ranks]))
 
     def dup(self) -> Communicator:
         """Makes a communicator of the same ranks, whose calls are independent of this one's; for libraries. Every rank calls it;
         blocks until all have."""
-        return Communicator(self._comm.duplicate())
+        return self._next(self._comm.duplicate())
 
     def alloc(self, shape, dtype="float64"):
         """Makes a zeroed NumPy array in memory that the other ranks of the host reach directly, so that collectives on it copy less.
@@ -418,7 +423,7 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         others have gone on without this rank, and :class:`kolo.Minority` if too few ranks answer. With a ``timeout`` (seconds), all
         ranks raise :class:`kolo.Aborted` if a live one has not called by then; they may call it again.
         """
-        return Communicator(self._comm.shrink(timeout))
+        return self._next(self._comm.shrink(timeout))
 
     @property
     def epoch(self) -> int:
@@ -453,11 +458,11 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         """
         if most < 1:
             raise Usage(f"most is {most}, but must be 1 or more")
-        return Communicator(self._comm.grow(self._in_range("grow", "most", most), False))
+        return self._next(self._comm.grow(self._in_range("grow", "most", most), False))
 
     def replace(self) -> Communicator:
         """As :meth:`grow`, but newcomers take the :attr:`slots` of ranks that have been lost."""
-        return Communicator(self._comm.replace())
+        return self._next(self._comm.replace())
 
     @property
     def slots(self) -> list[int]:

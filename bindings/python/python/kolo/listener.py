@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -11,6 +12,7 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 
 from . import _kolo
 from .errors import Configuration, System
@@ -21,8 +23,12 @@ _GREETING_SECONDS, _STRANGERS = 10.0, 256
 _PAUSE = 0.05
 #: Most meetings of which a listener remembers how they ended. Members have forgotten older ones too.
 _REMEMBERED = 1024
-#: The system's errors for an address to which there is no route from here.
-_NO_WAY = {errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL}
+#: Most addresses in a handle.
+_ADDRESSES = 64
+#: Most seconds for which one address of a member is tried alone before the next is tried too.
+_HEAD_START = 0.1
+#: The system's errors for an address where nobody listens, or to which there is no route from here.
+_NOBODY = {errno.ECONNREFUSED, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL}
 
 
 class Ended(Exception):
@@ -72,7 +78,7 @@ class Listener:
             self._socket.getsockname()[1],
             os.getpid(),
             socket.gethostname().replace(":", "_").replace(",", "_"),
-            tuple(_kolo.reachable_at()[:16]),
+            tuple(_kolo.reachable_at()[:_ADDRESSES]),
         )
         #: Guards :attr:`visitors` and :attr:`refused`; notified when a visitor comes or goes.
         self.changed = threading.Condition()
@@ -130,7 +136,9 @@ class Listener:
                 if ready.data is None:
                     self._leave()
                     return
-                ready.data(ready.fileobj)
+                # An earlier event of the batch may have dropped this stream.
+                if ready.fileobj.fileno() >= 0:
+                    ready.data(ready.fileobj)
             late = time.monotonic() - _GREETING_SECONDS
             for stream in [stream for stream, stranger in self._strangers.items() if stranger.since < late]:
                 self._drop(stream)
@@ -268,42 +276,81 @@ class Visit:
 
 
 def connect(handle: Handle, seconds: float, **said) -> Visit:
-    """Connects to a member's listener; tries each address for at most ``seconds``.
+    """Connects to a member's listener; blocks for at most ``seconds``.
 
     Raises :class:`Ended` if the member's process has ended or closed its listener, and :class:`Unreached` if that is unknown.
     """
+    deadline = time.monotonic() + seconds
     near = handle.host == socket.gethostname()
     addresses = sorted(handle.addresses, key=lambda address: near != address.startswith(("127.", "::1")))
     causes, doubtful = [], False
-    for address in addresses:
-        try:
-            stream = socket.create_connection((address, handle.port), seconds)
-        except ConnectionRefusedError:
-            causes.append(f"{address}: refused")
-            continue
-        except OSError as problem:
-            doubtful = doubtful or problem.errno not in _NO_WAY
-            causes.append(f"{address}: {problem}")
-            continue
-        try:
-            visit = _introduced(stream, handle.key, seconds, said)
-        except TimeoutError:
+    with contextlib.closing(_reached(addresses, handle.port, deadline)) as reached:
+        for address, stream in reached:
+            if isinstance(stream, OSError):
+                doubtful = doubtful or stream.errno not in _NOBODY
+                causes.append(f"{address}: {stream.strerror or stream}")
+                continue
+            try:
+                visit = _introduced(stream, handle.key, deadline, said)
+            except TimeoutError:
+                stream.close()
+                # The kernel has accepted the connection, but the process is stopped or busy.
+                raise Unreached(f"{address} does not answer") from None
+            except (OSError, ValueError):
+                visit = None
+            if visit is not None:
+                return visit
             stream.close()
-            # The kernel has accepted the connection, but the process is stopped or busy.
-            raise Unreached(f"{address} does not answer") from None
-        except (OSError, ValueError):
-            visit = None
-        if visit is not None:
-            return visit
-        stream.close()
-        causes.append(f"{address}: another process has taken port {handle.port}")
+            causes.append(f"{address}: another process has taken port {handle.port}")
     text = "; ".join(causes[:4])
     raise Unreached(text) if doubtful or not causes else Ended(text)
 
 
-def _introduced(stream: socket.socket, key: bytes, seconds: float, said: dict) -> Visit | None:
-    deadline = time.monotonic() + seconds
-    stream.settimeout(seconds)
+def _reached(addresses: list[str], port: int, deadline: float) -> Iterator[tuple[str, socket.socket | OSError]]:
+    """Yields each address with its stream or its error, as soon as it has one.
+
+    The addresses are tried one after another, but no longer than a moment alone: some may lead to a network that drops all packets.
+    """
+    waiting = list(reversed(addresses))
+    alone = min(_HEAD_START, (deadline - time.monotonic()) / (2 * len(addresses)))
+    with selectors.PollSelector() as pending:
+        try:
+            while waiting or pending.get_map():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    for address in [key.data for key in pending.get_map().values()] + waiting:
+                        yield address, TimeoutError("timed out")
+                    return
+                if waiting:
+                    address = waiting.pop()
+                    try:
+                        pending.register(_connecting(address, port), selectors.EVENT_WRITE, address)
+                    except OSError as problem:
+                        yield address, problem
+                        continue
+                for key, _ in pending.select(min(alone, left) if waiting else left):
+                    pending.unregister(key.fileobj)
+                    code = key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    if code:
+                        key.fileobj.close()
+                    yield key.data, OSError(code, os.strerror(code)) if code else key.fileobj
+        finally:
+            for key in pending.get_map().values():
+                key.fileobj.close()
+
+
+def _connecting(address: str, port: int) -> socket.socket:
+    stream = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    stream.setblocking(False)
+    code = stream.connect_ex((address, port))
+    if code not in (0, errno.EINPROGRESS):
+        stream.close()
+        raise OSError(code, os.strerror(code))
+    return stream
+
+
+def _introduced(stream: socket.socket, key: bytes, deadline: float, said: dict) -> Visit | None:
+    stream.settimeout(max(deadline - time.monotonic(), 0.001))
     theirs = b""
     while len(theirs) < NONCE_BYTES:
         try:

@@ -20,6 +20,9 @@ from .handles import Handle
 #: Seconds between two checks whether the missing members are alive, and for the answer of one of them.
 _LOOK, _ANSWER = 0.25, 1.0
 
+#: Most members that are asked at the same time.
+_ASKED = 64
+
 #: Seconds for the first attempt to join after all have met; and how many seconds longer the other members wait than the first.
 _FIRST_TRY, _GRACE = 1.0, 0.5
 
@@ -147,17 +150,23 @@ class Meeting:
         while not over.wait(_LOOK):
             with self._listener.changed:
                 here = {visitor.said.get("at") for visitor in self._listener.visitors.get(self._number, ())}
-            for at in range(1, len(self._members)):
-                if at in here or over.is_set():
-                    continue
-                try:
-                    connect(self._members[at], _ANSWER, meeting=self._number).close()
-                except Unreached:
-                    continue
-                except Ended as cause:
-                    with self._listener.changed:
-                        ended[at] = str(cause)
-                        self._listener.changed.notify_all()
+            missing = [at for at in range(1, len(self._members)) if at not in here]
+            # At the same time, since each that cannot be reached takes the time of an answer.
+            with ThreadPoolExecutor(max_workers=_ASKED) as asking:
+                for at in missing:
+                    asking.submit(self._look_at, at, over, ended)
+
+    def _look_at(self, at: int, over: threading.Event, ended: dict[int, str]) -> None:
+        if over.is_set():
+            return
+        try:
+            connect(self._members[at], _ANSWER, meeting=self._number).close()
+        except Unreached:
+            pass
+        except Ended as cause:
+            with self._listener.changed:
+                ended[at] = str(cause)
+                self._listener.changed.notify_all()
 
     def _check(self, visitors) -> None:
         for visitor in visitors:
@@ -285,7 +294,7 @@ def decide(listener: Listener, number: int, handles: list[str], left: list[int])
     out = [member for at, member in enumerate(members) if at not in left]
     # The others cannot have gone on without more than half of the members.
     if 2 * len(left) <= len(members):
-        with ThreadPoolExecutor(max_workers=16) as asking:
+        with ThreadPoolExecutor(max_workers=_ASKED) as asking:
             answers = list(asking.map(lambda member: _decision(member, number), out))
         if any(answer is not None and listener.handle.incarnation not in answer for answer in answers):
             return False
@@ -295,7 +304,7 @@ def decide(listener: Listener, number: int, handles: list[str], left: list[int])
 
 def _decision(member: Handle, number: int) -> list[str] | None:
     try:
-        visit = connect(member, _ANSWER / 2, meeting=number)
+        visit = connect(member, _ANSWER, meeting=number)
     except (Ended, Unreached):
         return None
     visit.close()

@@ -226,6 +226,9 @@ def _from_dlpack(what: str, obj, writable: bool, comm: _kolo.Comm) -> Memory:
     device, _ = obj.__dlpack_device__()
     if device not in _DLPACK_DEVICES:
         raise Usage(f"{what} is neither in CPU memory nor on an NVIDIA GPU; copy it there first")
+    # Torch has such views, and their capsules do not say so.
+    if (is_neg := getattr(obj, "is_neg", None)) is not None and is_neg():
+        raise Usage(f"{what} is a view whose memory holds the negative of its values; pass x.resolve_neg()")
     capsule = _capsule(what, obj, device in _DLPACK_GPUS)
     address, shape, strides, code, bits, lanes, flags = _kolo.dlpack(capsule)
     if writable:
@@ -243,7 +246,10 @@ def _from_dlpack(what: str, obj, writable: bool, comm: _kolo.Comm) -> Memory:
         if stride != elements and extent != 1:
             raise Usage(f"{what} is not contiguous; make it contiguous first")
         elements *= extent
-    kind = f"{_DLPACK_KINDS.get(code, 'V')}{max(bits // 8, 1) * lanes}"
+    if bits * lanes % 8:
+        raise Usage(f"{what} has elements of {bits * lanes} bits, and Kolo moves whole bytes; pass an array of the bytes")
+    # Elements of several lanes can only be moved.
+    kind = f"{_DLPACK_KINDS.get(code, 'V') if lanes == 1 else 'V'}{bits * lanes // 8}"
     return Memory(address, elements, kind, capsule)
 
 

@@ -192,7 +192,7 @@ class Survivors:
             return
         self._is_due = False
         try:
-            self._become(Communicator(self._comm._comm.grow(self._up_to, True)))
+            self._become(self._comm._next(self._comm._comm.grow(self._up_to, True)))
         except (Fenced, Minority):
             raise
         except (*_FATAL, Join) as error:

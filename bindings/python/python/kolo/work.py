@@ -43,7 +43,7 @@ Work = _kolo.Work
 
 
 class Staged(Work):
-    """A started operation whose outputs are not contiguous; the first ``wait`` copies the results to them."""
+    """A started operation whose outputs are not contiguous; the first ``wait`` that succeeds copies the results to them."""
 
     __slots__ = ("_backs", "_lock")
 
@@ -55,8 +55,9 @@ class Staged(Work):
     def wait(self, timeout: float | None = None):
         out = super().wait(timeout)
         with self._lock:
-            backs, self._backs = self._backs, ()
-            copy_back(backs)
+            # If a copy fails, the next wait repeats it, and so does not take the output for complete.
+            copy_back(self._backs)
+            self._backs = ()
         return out
 
 

@@ -34,14 +34,15 @@ class Versioned(ctypes.Structure):
 
 
 class Lender:
-    """Lends a vector of float64 by DLPack, in the way of older and of newer libraries."""
+    """Lends a vector of float64 by DLPack, in the way of older and of newer libraries. ``kind`` is the type as the capsule has it:
+    code, bits and lanes."""
 
-    def __init__(self, values, *, flags=None, major=1, problem=None, device=1, address=None):
+    def __init__(self, values, *, flags=None, major=1, problem=None, device=1, address=None, kind=(2, 64, 1)):
         self.values = np.asarray(values, np.float64)
         self.flags, self.major, self.problem, self.device = flags, major, problem, device
         self.shape = (ctypes.c_int64 * 1)(len(self.values))
         address = self.values.ctypes.data if address is None else address
-        self.tensor = Tensor(address, device, 0, 1, 2, 64, 1, self.shape, None, 0)
+        self.tensor = Tensor(address, device, 0, 1, *kind, self.shape, None, 0)
         self.versioned = Versioned(major, 3, None, None, flags or 0, self.tensor)
         self.streams = []
 

@@ -55,6 +55,21 @@ def test_dlpack():
     run(2, body)
 
 
+def test_views_of_negative_values():
+    torch = pytest.importorskip("torch")
+
+    def body(comm):
+        # The second name is another object, so that the call takes the general way.
+        for op in ("sum", other("sum")):
+            for x in (torch._neg_view(torch.ones(3)), torch.ones(1, dtype=torch.complex64).conj().imag):
+                with pytest.raises(kolo.Usage, match="resolve_neg"):
+                    comm.all_reduce(x, op)
+                out = comm.all_reduce(x.resolve_neg(), op, out=torch.zeros_like(x))
+                assert (out == 2 * x).all()
+
+    run(2, body)
+
+
 def test_what_cannot_be_used_is_refused():
     def body(comm):
         def refused(match, call, kind=kolo.Usage):

@@ -159,6 +159,21 @@ def test_uneven_blocks(ranks):
     run(ranks, body)
 
 
+def test_counts_of_numpy_do_not_overflow():
+    def body(comm):
+        # Each block has 2^32 bytes, which is 0 in the arithmetic of the counts.
+        counts = np.array([1 << 16] * 2, np.int32)
+        empty = np.empty(0, "V65536")
+        for given in (counts, list(counts)):
+            with pytest.raises(kolo.Usage, match="0 elements, but must have 65536"):
+                comm.all_gather_v(empty, empty, given)
+        out = np.empty(5)
+        comm.all_gather_v(np.full(comm.rank + 2, 1.0), out, np.array([2, 3], np.int32))
+        assert np.all(out == 1)
+
+    run(2, body)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_started_operations_overlap_and_keep_their_buffers(ranks, transport):

@@ -50,6 +50,8 @@ def test_a_new_array_is_as_long_as_a_shard():
         assert out.shape == (3, 5) and np.all(out == 8)
         flat = comm.all_reduce_shards(np.ones(len(comm.own_shards(8)) * 4), 8, "avg")
         assert flat.shape == (4,) and np.all(flat == 1)
+        number = comm.all_reduce_shards(np.ones(len(comm.own_shards(8))), 8)
+        assert number.shape == () and number == 8
 
     run(3, body)
 

@@ -175,6 +175,16 @@ def test_arrays_in_any_order():
         work = comm.all_reduce_start(board[:, 0])
         assert isinstance(work, kolo.Work)
         assert np.shares_memory(work.wait(), board) and board[0, 0] == 0
+        # A failure to copy is that of every wait until it has succeeded.
+        before = board[:, 2].copy()
+        late = board[:, 2]
+        work = comm.all_reduce_start(late)
+        late.flags.writeable = False
+        for _ in range(2):
+            with pytest.raises(ValueError, match="read-only"):
+                work.wait()
+        late.flags.writeable = True
+        assert np.array_equal(work.wait(), before * ranks)
         column = np.zeros((4, 3))
         if me == 0:
             comm.send(np.arange(8.0)[::2], 1, tag=5)

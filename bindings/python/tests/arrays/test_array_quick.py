@@ -216,6 +216,18 @@ def test_the_time_out_is_that_of_the_attribute():
     run(2, body, settings={"timeout": 5})
 
 
+def test_communicators_have_the_time_out_of_the_one_they_were_made_from():
+    def body(comm):
+        comm.timeout = 7.5
+        ranks = range(comm.world_size)
+        for made in (comm.split(0), comm.dup(), comm.group(ranks), comm.dup().shrink(), comm.shrink().dup()):
+            assert made.timeout == 7.5
+        made.timeout = 2
+        assert comm.timeout == 7.5
+
+    run(2, body)
+
+
 def test_tensors_are_lent_without_a_frame():
     torch = pytest.importorskip("torch")
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):

@@ -137,6 +137,21 @@ def test_read_only_capsules_are_not_written():
     run(2, body)
 
 
+def test_elements_of_capsules_have_the_bytes_of_all_their_lanes():
+    def body(comm):
+        # Two numbers of 4 bits a byte, as torch has them; and a kind whose lanes are a type of Kolo's by chance.
+        for kind, bytes in ((17, 4, 2), 1), ((0, 8, 4), 4):
+            x = Lender([np.pi ** (comm.rank + 1)], flags=0, kind=kind)
+            before, root = x.values.tobytes(), np.full(1, np.pi).tobytes()
+            comm.broadcast(x)
+            assert x.values.tobytes() == root[:bytes] + before[bytes:]
+            with pytest.raises(kolo.Unsupported, match="not defined for elements"):
+                comm.all_reduce(x)
+        refused("elements of 4 bits", lambda: comm.broadcast(Lender([1.0], kind=(17, 4, 1))))
+
+    run(2, body)
+
+
 def test_immutable_interfaces_are_not_written():
     class Array:
         def __init__(self):

@@ -231,6 +231,20 @@ def test_tensors_that_are_not_contiguous(ranks):
     run(ranks, body)
 
 
+def test_the_root_of_a_broadcast_is_only_read():
+    def body():
+        root = dist.get_rank() == 0
+        # Nothing can be copied into this tensor.
+        x = torch.full((1,), 3.0).expand(4) if root else torch.zeros(4)
+        for asynchronous in (False, True):
+            work = dist.broadcast(x, 0, async_op=asynchronous)
+            if asynchronous:
+                work.wait()
+            assert x.tolist() == [3.0] * 4
+
+    run(2, body)
+
+
 def test_inference_tensors_that_are_not_contiguous():
     def body():
         with torch.inference_mode():

@@ -116,6 +116,22 @@ def test_power_sgd_zero_and_join():
     run(2, body)
 
 
+def test_join_divides_by_the_ranks_that_are_left():
+    """In the backward pass, the reducer waits for a work that the forward pass has made."""
+
+    def body():
+        me = dist.get_rank()
+        parallel = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+        with Join([parallel], divide_by_initial_world_size=False):
+            for step in range(me + 1):
+                parallel.zero_grad()
+                parallel(torch.full((1, 1), me + 1.0)).sum().backward()
+                # Rank 0 takes part in the first step only.
+                assert parallel.module.weight.grad.item() == (1.5 if step == 0 else 2.0)
+
+    run(2, body, limit=60)
+
+
 def test_sparse_gradients():
     def body():
         embedding = DistributedDataParallel(nn.Embedding(10, 3, sparse=True))

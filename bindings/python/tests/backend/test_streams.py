@@ -9,6 +9,7 @@ import os
 import threading
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -243,6 +244,53 @@ def test_an_operation_that_is_late_is_never_started(way):
             store.get("over")
 
     forked(2, body)
+
+
+def test_an_operation_that_cannot_be_started_ends_the_group():
+    """Otherwise the other ranks would add this rank's next operation to their own first."""
+
+    class Broken(Device):
+        def mark(self, tensors):
+            event = super().mark(tensors)
+            if event is self.events[0]:
+
+                def lost():
+                    raise RuntimeError("the device is lost")
+
+                event.synchronize = lost
+            return event
+
+    def body(rank, ranks, folder):
+        with device(Broken() if rank == 0 else Device()) as stand_in:
+            join(rank, ranks, folder)
+            store = dist.distributed_c10d._get_default_store()
+            x, y = torch.ones(3), torch.full((3,), 5.0)
+            works = [dist.all_reduce(tensor, async_op=True) for tensor in (x, y)]
+            stand_in.reached.set()
+            first = RuntimeError if rank == 0 else kolo.torch.Aborted
+            for kind, work in zip((first, kolo.torch.Aborted), works):
+                with pytest.raises(kind, match="the device is lost"):
+                    work.wait()
+            store.set(f"over {rank}", "")
+            store.wait([f"over {other}" for other in range(ranks)])
+
+    forked(2, body)
+
+
+def test_the_host_sleeps_while_it_waits_for_a_device(monkeypatch):
+    made = []
+
+    class Recorded:
+        def __init__(self, blocking=False):
+            made.append(blocking)
+
+        def record(self, stream):
+            pass
+
+    monkeypatch.setattr("torch.cuda.Event", Recorded)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: None)
+    streams.Cuda().mark([SimpleNamespace(is_cuda=True, device="cuda:0")])
+    assert made == [True]
 
 
 def on_a_gpu(driver, values):

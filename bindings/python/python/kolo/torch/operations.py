@@ -69,10 +69,13 @@ class Collectives:
     def broadcast(self, tensors, opts=None, timeout=None):
         tensor = _only(tensors, "broadcast")
         root = _root(opts)
-        buffer = staged(tensor) if self._engine.comm.rank == root else room_for(tensor)
+        if self._engine.comm.rank == root:
+            buffer, after = staged(tensor), None
+        else:
+            buffer = room_for(tensor)
+            after = copying_back(tensor, buffer)
         kind, count = moved_as(buffer)
         at = buffer.data_ptr()
-        after = copying_back(tensor, buffer)
         arguments = (BROADCAST, at, at, count, kind, SUM, 1.0, root)
         return self._engine.collective("broadcast", arguments, _options(opts), buffer, [tensor], after)
 

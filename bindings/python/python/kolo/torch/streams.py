@@ -49,7 +49,8 @@ class Cuda:
         device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
         if device is None:
             return None
-        event = torch.cuda.Event()
+        # The host sleeps while it waits for the event, since backward passes need the processors.
+        event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(device))
         return event
 
@@ -117,8 +118,8 @@ class Launcher:
 class Launched:
     """A work that may not have been started yet, with the same methods as a work of the compiled module.
 
-    Once its time-out has passed, it is never started: the program may have freed the memory. Since the other ranks do start it, the
-    group ends.
+    Once its time-out has passed, it is never started: the program may have freed the memory. An operation that is not started, for this
+    reason or another, ends the group: the other ranks do start it, and would take this rank's next operation for it.
     """
 
     def __init__(self, comm) -> None:
@@ -138,12 +139,14 @@ class Launched:
                 self._settled.set()
 
     def fail(self, error: Exception) -> bool:
-        """Ends an operation that has not been started. Returns whether it did."""
+        """Ends an operation that has not been started, and with it the group. Returns whether it did."""
         with self._lock:
             if self._settled.is_set():
                 return False
             self._error = error
             self._settled.set()
+        if not self._comm.closed:
+            self._comm.abort(str(error))
         return True
 
     def wait(self, seconds: float):
@@ -155,11 +158,7 @@ class Launched:
         return self._work.wait(max(deadline - time.monotonic(), 0.0))
 
     def time_out(self, seconds: float) -> None:
-        late = _not_started(seconds)
-        if self.fail(late):
-            if not self._comm.closed:
-                self._comm.abort(str(late))
-        elif self._work is not None:
+        if not self.fail(_not_started(seconds)) and self._work is not None:
             self._work.time_out(seconds)
 
     def done(self) -> bool:

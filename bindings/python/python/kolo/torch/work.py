@@ -36,6 +36,8 @@ class KoloWork(dist.Work):
         self._outputs = outputs
         self._after = after
         self._after_lock = threading.Lock() if after is not None else None
+        #: The error of ``after``. The outputs then never hold the results.
+        self._after_error: Exception | None = None
         #: An event behind the copies to a device that ``after`` queued, on the stream that it used.
         self._copied = None
         self._span = span
@@ -55,14 +57,20 @@ class KoloWork(dist.Work):
                 self._span.wait()
         if self._after_lock is not None:
             self._finish()
+            if self._after_error is not None:
+                raise self._after_error
         return True
 
     def _finish(self) -> None:
+        """Calls ``after`` if no thread has called it yet, and keeps its error, which every later call reports."""
         with self._after_lock:
             after, self._after = self._after, None
             if after is not None:
-                after()
-                self._copied = streams.cuda.mark(self._outputs)
+                try:
+                    after()
+                    self._copied = streams.cuda.mark(self._outputs)
+                except Exception as error:
+                    self._after_error = error
         if self._copied is not None:
             streams.cuda.follow(self._copied, self._outputs)
 
@@ -98,7 +106,7 @@ class KoloWork(dist.Work):
             error = work.exception() if work.done() else None
             if error is not None:
                 return self._engine.failed(error)
-        return None
+        return self._after_error
 
     def result(self) -> list:
         self.wait()
