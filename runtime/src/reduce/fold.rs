@@ -25,7 +25,8 @@ impl Folding<'_> {
     /// returns an operand's address.
     ///
     /// # Safety
-    /// All operands and `output` are valid for `bytes` bytes, which are whole elements. There is at least one operand.
+    /// All operands and `output` are valid for `bytes` bytes, which are whole elements; for none, they may be null. There is
+    /// at least one operand.
     #[inline]
     pub(crate) unsafe fn fold(
         self,
@@ -34,6 +35,9 @@ impl Folding<'_> {
         operands: usize,
         operand: impl Fn(usize) -> *const u8,
     ) {
+        if bytes == 0 {
+            return;
+        }
         // Sizes are powers of two.
         let shift = self.element_bytes.trailing_zeros();
         // SAFETY: the blocks are parts of the caller's buffers, which are valid by the caller's promise.
@@ -77,6 +81,25 @@ impl Folding<'_> {
                     (self.combine)(output, output, operand(index), count);
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+    use crate::reduce::combine_fn;
+    use crate::types::{DataType, ReduceOp};
+
+    #[test]
+    fn nothing_is_reduced_at_null() {
+        let combine = combine_fn(DataType::F32, ReduceOp::Sum).unwrap();
+        for (operands, canonical) in [(1, false), (2, false), (3, false), (3, true)] {
+            let folding = Folding { combine, element_bytes: 4, canonical, scratch: &RefCell::default() };
+            // SAFETY: there are no bytes.
+            unsafe { folding.fold(ptr::null_mut(), 0, operands, |_| ptr::null()) };
         }
     }
 }
