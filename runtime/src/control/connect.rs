@@ -323,8 +323,9 @@ impl Search {
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
         let tcp = stream.tcp_handle();
-        let (read, writer) = tokio::io::split(stream);
+        let (read, mut writer) = tokio::io::split(stream);
         let mut inbox = Inbox::new(spec, read, listener);
+        let beat = encode(&ToCoordinator::Heartbeat);
         let mut early = Vec::new();
         loop {
             let (frame, is_forwarded) = match inbox.next().await {
@@ -349,6 +350,9 @@ impl Search {
                 FromCoordinator::Waiting { missing, rejected } => {
                     self.missing = Some(missing);
                     self.rejected = rejected;
+                    // If the connection has ended, the inbox says so and may still hold the reason.
+                    let _ = writer.write_all(&beat).await;
+                    let _ = writer.flush().await;
                 }
                 FromCoordinator::Welcome { cookie, peers, listeners } => {
                     check_peers(&peers, spec.world_size)
@@ -479,6 +483,8 @@ fn attempt_error(spec: &JoinSpec, rejection: Rejection, at: &str) -> AttemptErro
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::super::peers::acceptor::Opening;
     use super::super::peers::listener::Locality;
     use super::*;
@@ -511,6 +517,38 @@ mod tests {
         stream.write_all(&encode(&7_u8)).await.unwrap();
         let received = tokio::time::timeout(patience, inboxes[0].next()).await.expect("it is for this one");
         assert!(matches!(received, Received::Forwarded(_)), "{received:?}");
+    }
+
+    /// Plays the coordinator of a rank that waits for others: `far` is the other end of its connection.
+    async fn waited(
+        far: impl AsyncFnOnce(BufReader<tokio::io::DuplexStream>),
+    ) -> Result<Connected, AttemptError> {
+        let (spec, mut search) = (JoinSpec::local(2).remove(1), Search::default());
+        let (near, stream) = tokio::io::duplex(1 << 12);
+        let coordinator = async {
+            let mut stream = BufReader::new(stream);
+            read_frame(&mut stream, MAX_FRAME_FROM_COORDINATOR).await.unwrap().expect("a hello");
+            far(stream).await;
+        };
+        let rank = search.wait_for_welcome(&spec, Box::new(near), None, OnSilence::Fail);
+        let both = async { tokio::join!(rank, coordinator).0 };
+        tokio::time::timeout(Duration::from_secs(600), both).await.expect("it neither waits for ever")
+    }
+
+    fn waiting() -> Bytes {
+        encode(&FromCoordinator::Waiting { missing: "rank 0".into(), rejected: 0 })
+    }
+
+    #[tokio::test(flavor = "current_thread", start_paused = true)]
+    async fn a_rank_that_waits_for_others_shows_that_it_lives() {
+        let outcome = waited(async |mut stream| {
+            for _ in 0..100 {
+                stream.write_all(&waiting()).await.unwrap();
+                let answer = read_frame(&mut stream, MAX_FRAME_FROM_COORDINATOR).await.unwrap().unwrap();
+                assert_eq!(decode::<ToCoordinator>(&answer).unwrap(), ToCoordinator::Heartbeat);
+            }
+        });
+        assert!(matches!(outcome.await, Err(AttemptError::Retry(_))), "the connection is closed");
     }
 
     #[test]

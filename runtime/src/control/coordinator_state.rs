@@ -204,6 +204,8 @@ impl CoordinatorState {
         let is_complete = !self.states.iter().any(|state| matches!(state, RankState::Absent { .. }));
         if is_complete && matches!(self.phase, Phase::Gathering { .. }) {
             self.phase = Phase::Running;
+            // Ranks send heartbeats of their own from the welcome on, which may take a while to reach them.
+            self.excuse_silence(now);
             self.actions.push(Action::Gathered);
             let present = || self.states.iter().filter_map(RankState::present);
             let welcome = FromCoordinator::Welcome {
@@ -337,11 +339,7 @@ impl CoordinatorState {
         let late = now - due;
         if late > self.settings.liveness.heartbeat {
             // This process was itself stopped, so messages that the others sent meanwhile are still unread.
-            for state in &mut self.states {
-                if let RankState::Present(present) = state {
-                    present.heard = now;
-                }
-            }
+            self.excuse_silence(now);
         }
         self.judge(now);
         if now < self.next_tick {
@@ -363,6 +361,14 @@ impl CoordinatorState {
                 .collect();
             for connection in to {
                 self.actions.push(Action::Send { connection, frame: frame.clone() });
+            }
+        }
+    }
+
+    fn excuse_silence(&mut self, now: Instant) {
+        for state in &mut self.states {
+            if let RankState::Present(present) = state {
+                present.heard = now;
             }
         }
     }

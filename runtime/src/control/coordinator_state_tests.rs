@@ -87,6 +87,27 @@ fn silence_is_judged_by_the_clock_and_not_after_an_own_pause() {
 }
 
 #[test]
+fn the_welcome_excuses_the_silence_before_it() {
+    let begin = Instant::now();
+    let Liveness { heartbeat, dead_after, .. } = Liveness::default();
+    let mut coordinator = coordinator(2, begin);
+    coordinator.phase = Phase::Gathering { deadline: begin + 2 * dead_after };
+    coordinator.hello(0, hello(0, 2), OnSilence::Fail, begin);
+    let mut now = begin;
+    while now + heartbeat < begin + dead_after {
+        now += heartbeat;
+        coordinator.tick(now);
+    }
+    coordinator.hello(1, hello(1, 2), OnSilence::Fail, now);
+    for _ in 0..2 {
+        now += heartbeat;
+        coordinator.tick(now);
+    }
+    let (sent, closed) = told(&mut coordinator);
+    assert!(closed.is_empty(), "rank 0 has not had the time for a heartbeat: {sent:?}");
+}
+
+#[test]
 fn an_abort_goes_to_each_member_once() {
     let now = Instant::now();
     let mut coordinator = running(4, now);
