@@ -87,8 +87,9 @@ impl Communicator {
     /// so nothing of the old communicator reaches the new one. Ranks that die meanwhile are left out.
     ///
     /// All ranks that live call it. Blocks until all have, at most
-    /// [`Config::join_timeout`](crate::Config::join_timeout). [`Communicator::ranks_before`] gives their old ranks. A
-    /// rank may die as soon as this returns: the next call then fails as usual, and the survivors shrink again.
+    /// [`Config::join_timeout`](crate::Config::join_timeout). Once all have, the call ends on all ranks alike: if the
+    /// time of one is over then, it fails on all. [`Communicator::ranks_before`] gives their old ranks. A rank may die
+    /// as soon as this returns: the next call then fails as usual, and the survivors shrink again.
     ///
     /// # Errors
     /// As [`Communicator::agree`]. After an error this rank has no new communicator; the same agreement tells ranks
@@ -146,25 +147,26 @@ impl Communicator {
         until: Until,
         form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<AdmittedNewcomer>)>,
     ) -> Result<Self> {
-        let mut in_vain = 0;
+        let (mut in_vain, mut coming) = (0, until);
         loop {
             // A rank whose time is over has none to make a communicator, so no rank begins.
-            let flags = if until.is_over() { 0 } else { u64::MAX };
-            let left = self.decide(purpose, operation, flags, until)?;
+            let flags = if coming.is_over() { 0 } else { u64::MAX };
+            let left = self.decide(purpose, operation, flags, coming)?;
+            // All members have come. From now on, all of them decide when the time of one is over.
+            coming = Until::Deciding(until.deadline());
             if left.flags == 0 {
                 return Err(self.came_too_late(operation));
             }
             let ranks: Vec<u32> = left.members.iter().collect();
             let (made, admitted) = form(&ranks, left.seed)
                 .map_or_else(|error| (Err(error), Vec::new()), |(made, admitted)| (Ok(made), admitted));
-            let met = self.agree_on(Purpose::Confirm, operation, outcome_flags(&made), until);
+            let met = self.agree_in_call(Purpose::Confirm, operation, outcome_flags(&made), until.deadline());
             match (met, made) {
                 (Ok(met), Ok(made)) if met.flags & IS_MADE != 0 && met.ranks == ranks => {
-                    if purpose == Purpose::Shrink || made.all_enter(until.deadline()) {
+                    if purpose == Purpose::Shrink || made.all_enter(until.deadline())? {
                         made.publish_members();
                         return Ok(made);
                     }
-                    made.abort("another rank did not finish making it");
                     tracing::info!(
                         rank = self.rank(),
                         "a rank was lost while the others were entering the new communicator"
@@ -209,10 +211,34 @@ impl Communicator {
         }
     }
 
-    /// Returns whether all ranks of this communicator, including newcomers, agree that they have it.
-    pub(super) fn all_enter(&self, deadline: Instant) -> bool {
-        let met = self.agree_on(Purpose::Enter, "grow", IS_MADE, Until::GivingUp(deadline));
-        met.is_ok_and(|met| met.ranks.len() as u32 == self.world_size())
+    /// Returns whether all ranks of this communicator, including newcomers, agree that they have it. Aborts it if they do
+    /// not.
+    ///
+    /// # Errors
+    /// [`AbortReason::Minority`] if the others may have entered it with this rank's vote.
+    pub(super) fn all_enter(&self, deadline: Instant) -> Result<bool> {
+        let met = self.agree_in_call(Purpose::Enter, "grow", IS_MADE, deadline);
+        let entered = match met {
+            Ok(met) => Ok(met.flags & IS_MADE != 0 && met.ranks.len() as u32 == self.world_size()),
+            Err(error @ Error::Aborted { kind: AbortReason::Minority, .. }) => Err(error),
+            Err(_) => Ok(false),
+        };
+        if !matches!(entered, Ok(true)) {
+            self.abort("another rank did not finish making it");
+        }
+        entered
+    }
+
+    /// Agrees in the course of a call to which all live members have come. None of them gives up alone, because the
+    /// others may count its vote and go on with it: at the deadline of one, all decide.
+    pub(super) fn agree_in_call(
+        &self,
+        purpose: Purpose,
+        operation: &str,
+        flags: u64,
+        deadline: Instant,
+    ) -> Result<Agreement> {
+        self.agree_on(purpose, operation, flags, Until::Deciding(deadline))
     }
 
     /// Ends all calls that begin to wait from now on at `until`, whatever their time-outs are, also on communicators
@@ -255,7 +281,16 @@ impl Communicator {
         let silent_after = self.config().silent_after;
         self.watch_hosts();
         let agreed = self.shared.membership.agree(purpose, flags, silent_after, until);
-        agreed.map_err(|disagreement| self.disagreement(disagreement, operation, since))
+        agreed.map_err(|disagreement| {
+            let disagreement = match (purpose, disagreement) {
+                // The others may have decided, so this rank must not go on as before.
+                (Purpose::Confirm | Purpose::Enter, Disagreement::Timeout { silent, .. }) => {
+                    Disagreement::Minority { silent }
+                }
+                (_, other) => other,
+            };
+            self.disagreement(disagreement, operation, since)
+        })
     }
 
     /// Watches the members' hosts, since this group goes on after a loss.

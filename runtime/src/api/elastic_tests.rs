@@ -66,6 +66,33 @@ fn who_was_away_while_the_others_met_is_met_again() -> Result<()> {
     Ok(())
 }
 
+/// The others may count the vote of a rank whose time is over.
+#[test]
+fn a_rank_whose_time_is_over_does_not_give_up_alone() -> Result<()> {
+    let all = std::sync::Barrier::new(3);
+    let met = Cluster::local(3, |comm| {
+        let until = if comm.rank() == 1 { Instant::now() } else { Instant::now() + LONG };
+        let in_turn = |agrees: &dyn Fn() -> bool| {
+            if comm.rank() != 1 {
+                all.wait();
+            }
+            let agrees = agrees();
+            if comm.rank() == 1 {
+                all.wait();
+            }
+            all.wait();
+            agrees
+        };
+        let confirms =
+            || comm.agree_in_call(Purpose::Confirm, "shrink", 1, until).map(|met| (met.flags, met.ranks));
+        let confirmed = in_turn(&|| matches!(confirms(), Ok((0, ranks)) if ranks.len() == 3));
+        let entered = in_turn(&|| !matches!(comm.all_enter(until), Ok(false)));
+        (confirmed, entered)
+    })?;
+    assert_eq!(met, [(true, false); 3], "all decide, and that rank 0 and 2 were not there in time");
+    Ok(())
+}
+
 #[test]
 fn members_that_never_meet_give_up_together() -> Result<()> {
     let met = Cluster::local(3, |comm| {

@@ -85,7 +85,8 @@ impl Communicator {
     /// See [`Communicator::grow`].
     #[doc(hidden)]
     pub fn admit_up_to(&self, most: u32) -> Result<Self> {
-        self.take_in(Places::FreeThenLast { most })
+        let until = Until::Deciding(Instant::now() + patience(self.config()));
+        self.take_in(Places::FreeThenLast { most }, until)
     }
 
     /// Returns whether a newcomer that can be given a slot waits at this rank's port. For Kolo's own bindings.
@@ -126,7 +127,7 @@ impl Communicator {
             let problem = format!("{most} ranks are more than the {MAX_WORLD_SIZE} that are supported");
             return Err(Error::Usage { context: self.growing("grow"), problem });
         }
-        self.take_in(Places::Last { most })
+        self.take_in(Places::Last { most }, Until::GivingUp(Instant::now() + patience(self.config())))
     }
 
     /// Like [`Communicator::grow`], but newcomers take the places of lost ranks: slots ([`Communicator::slots`]) that
@@ -136,7 +137,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::grow`]; [`Error::Usage`] if no slot is free.
     pub fn replace(&self) -> Result<Self> {
-        self.take_in(Places::Free)
+        self.take_in(Places::Free, Until::GivingUp(Instant::now() + patience(self.config())))
     }
 
     /// Returns the slot of each rank: its rank in the first communicator of the group, or the slot of the rank that
@@ -147,11 +148,10 @@ impl Communicator {
         self.shared.slots()
     }
 
-    fn take_in(&self, places: Places) -> Result<Self> {
-        let deadline = Instant::now() + patience(self.config());
+    fn take_in(&self, places: Places, until: Until) -> Result<Self> {
         self.shared.check_process(|| Waited::other("grow"))?;
-        self.form_again(Purpose::Grow, "grow", Until::GivingUp(deadline), |ranks, seed| {
-            let growth = grow(&self.shared, &Left { ranks, seed }, places, deadline)?;
+        self.form_again(Purpose::Grow, "grow", until, |ranks, seed| {
+            let growth = grow(&self.shared, &Left { ranks, seed }, places, until.deadline())?;
             Ok((Self::make(growth.making)?, growth.admitted))
         })
     }
@@ -188,11 +188,11 @@ pub(super) fn join(
         let deadline = deadline_after(offer.admission.patience);
         let made = join_admitted(&applicant, &mut offer, (config, &how.elastic)).and_then(Communicator::make);
         match made {
-            Ok(made) if made.all_enter(deadline) => {
+            Ok(made) if matches!(made.all_enter(deadline), Ok(true)) => {
                 made.publish_members();
                 return Ok(made);
             }
-            Ok(made) => made.abort("the members did not finish making it"),
+            Ok(_) => {}
             // This rank caused the failure, so it would occur again.
             Err(error) if !may_be_theirs(&error) => return Err(error),
             Err(error) => {

@@ -22,11 +22,11 @@ use super::wire::{
 };
 use super::{OnSilence, forwards};
 use crate::error::{Error, JOIN_REMEDY, JoinFailure, Result};
-use crate::job::Cookie;
 use crate::job::limits::{
     CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_NAME_BYTES, MAX_REMEMBERED,
     MAX_SOURCE_BYTES, RETRY_FIRST, RETRY_MOST,
 };
+use crate::job::{Cookie, Liveness};
 use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
 
 /// Time between the starts of attempts on several addresses of one coordinator.
@@ -85,6 +85,27 @@ impl Inbox {
     pub(crate) async fn next(&mut self) -> Received {
         self.received.recv().await.unwrap_or(Received::Ended(Ok(())))
     }
+
+    /// Returns the next frame before the welcome, and whether another rank has passed it on. Rank 0 sends a frame with
+    /// every heartbeat. If it misses `beats` of them, its host may be gone without a word.
+    async fn next_frame(&mut self, beat: Duration, beats: u32) -> Result<(Vec<u8>, bool), AttemptError> {
+        // A time in which this process was itself stopped counts as one missed heartbeat.
+        for _ in 0..beats {
+            let Ok(received) = tokio::time::timeout(beat, self.next()).await else { continue };
+            return match received {
+                Received::Frame(frame) => Ok((frame, false)),
+                Received::Forwarded(frame) => Ok((frame, true)),
+                Received::Ended(Ok(())) => Err(AttemptError::Retry(
+                    "rank 0 closed the connection while this rank was waiting for others".into(),
+                )),
+                Received::Ended(Err(error)) => Err(again("waiting for the other ranks", error)),
+            };
+        }
+        Err(AttemptError::Retry(format!(
+            "rank 0 was silent for {:.1} s while this rank was waiting for others",
+            (beat * beats).as_secs_f64()
+        )))
+    }
 }
 
 impl Drop for Inbox {
@@ -126,6 +147,10 @@ enum AttemptError {
     Retry(String),
     /// Another attempt cannot help.
     Fatal(Error),
+}
+
+fn again(doing: &str, error: io::Error) -> AttemptError {
+    AttemptError::Retry(format!("{doing}: {error}"))
 }
 
 /// Becomes a member before the deadline. `coordinator` is the one in this process, on rank 0.
@@ -318,25 +343,21 @@ impl Search {
         listener: Option<&Listener>,
         on_silence: OnSilence,
     ) -> Result<Connected, AttemptError> {
-        let again = |doing: &str, error: io::Error| AttemptError::Retry(format!("{doing}: {error}"));
         let hello = encode(&ToCoordinator::Hello(hello(spec, listener)));
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
         let tcp = stream.tcp_handle();
-        let (read, writer) = tokio::io::split(stream);
+        let (read, mut writer) = tokio::io::split(stream);
         let mut inbox = Inbox::new(spec, read, listener);
+        let Liveness { heartbeat, dead_after, .. } = spec.liveness;
+        let beats = match on_silence {
+            OnSilence::Fail => dead_after.div_duration_f64(heartbeat).ceil() as u32,
+            OnSilence::Ignore => u32::MAX,
+        };
+        let beat = encode(&ToCoordinator::Heartbeat);
         let mut early = Vec::new();
         loop {
-            let (frame, is_forwarded) = match inbox.next().await {
-                Received::Frame(frame) => (frame, false),
-                Received::Forwarded(frame) => (frame, true),
-                Received::Ended(Ok(())) => {
-                    return Err(AttemptError::Retry(
-                        "rank 0 closed the connection while this rank was waiting for others".into(),
-                    ));
-                }
-                Received::Ended(Err(error)) => return Err(again("waiting for the other ranks", error)),
-            };
+            let (frame, is_forwarded) = inbox.next_frame(heartbeat, beats).await?;
             let mut message = decode(&frame).map_err(|e| again("waiting for the other ranks", e))?;
             let mut welcome = None;
             if let FromCoordinator::Forward { key: None, message: inner } = message {
@@ -349,6 +370,9 @@ impl Search {
                 FromCoordinator::Waiting { missing, rejected } => {
                     self.missing = Some(missing);
                     self.rejected = rejected;
+                    // If the connection has ended, the inbox says so and may still hold the reason.
+                    let _ = writer.write_all(&beat).await;
+                    let _ = writer.flush().await;
                 }
                 FromCoordinator::Welcome { cookie, peers, listeners } => {
                     check_peers(&peers, spec.world_size)
@@ -479,6 +503,8 @@ fn attempt_error(spec: &JoinSpec, rejection: Rejection, at: &str) -> AttemptErro
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::super::peers::acceptor::Opening;
     use super::super::peers::listener::Locality;
     use super::*;
@@ -511,6 +537,49 @@ mod tests {
         stream.write_all(&encode(&7_u8)).await.unwrap();
         let received = tokio::time::timeout(patience, inboxes[0].next()).await.expect("it is for this one");
         assert!(matches!(received, Received::Forwarded(_)), "{received:?}");
+    }
+
+    /// Plays the coordinator of a rank that waits for others: `far` is the other end of its connection.
+    async fn waited(
+        far: impl AsyncFnOnce(BufReader<tokio::io::DuplexStream>),
+    ) -> Result<Connected, AttemptError> {
+        let (spec, mut search) = (JoinSpec::local(2).remove(1), Search::default());
+        let (near, stream) = tokio::io::duplex(1 << 12);
+        let coordinator = async {
+            let mut stream = BufReader::new(stream);
+            read_frame(&mut stream, MAX_FRAME_FROM_COORDINATOR).await.unwrap().expect("a hello");
+            far(stream).await;
+        };
+        let rank = search.wait_for_welcome(&spec, Box::new(near), None, OnSilence::Fail);
+        let both = async { tokio::join!(rank, coordinator).0 };
+        tokio::time::timeout(Duration::from_secs(600), both).await.expect("it neither waits for ever")
+    }
+
+    fn waiting() -> Bytes {
+        encode(&FromCoordinator::Waiting { missing: "rank 0".into(), rejected: 0 })
+    }
+
+    #[tokio::test(flavor = "current_thread", start_paused = true)]
+    async fn a_rank_that_waits_for_others_shows_that_it_lives() {
+        let outcome = waited(async |mut stream| {
+            for _ in 0..100 {
+                stream.write_all(&waiting()).await.unwrap();
+                let answer = read_frame(&mut stream, MAX_FRAME_FROM_COORDINATOR).await.unwrap().unwrap();
+                assert_eq!(decode::<ToCoordinator>(&answer).unwrap(), ToCoordinator::Heartbeat);
+            }
+        });
+        assert!(matches!(outcome.await, Err(AttemptError::Retry(_))), "the connection is closed");
+    }
+
+    #[tokio::test(flavor = "current_thread", start_paused = true)]
+    async fn a_rank_that_waits_for_others_notices_the_end_of_rank_0s_host() {
+        let silence = 2 * Liveness::default().dead_after;
+        let outcome = waited(async |mut stream| {
+            stream.write_all(&waiting()).await.unwrap();
+            tokio::time::sleep(silence).await;
+        });
+        let Err(AttemptError::Retry(why)) = outcome.await else { panic!("it goes on") };
+        assert!(why.contains("silent for 60.0 s"), "{why}");
     }
 
     #[test]

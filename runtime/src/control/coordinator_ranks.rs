@@ -25,6 +25,18 @@ pub(crate) struct CoordinatorSettings {
     pub(crate) forwards: bool,
 }
 
+/// Heartbeats that a rank may miss while another process claims its place.
+const CLAIMED_BEATS: u32 = 4;
+
+/// Stage in the life of the coordinator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Gathering { deadline: Instant },
+    Running,
+    Lingering { until: Instant },
+    Closing { until: Instant },
+}
+
 /// Stage in the life of a rank.
 #[derive(Debug)]
 pub(crate) enum RankState {
@@ -44,10 +56,66 @@ pub(crate) struct Present {
     pub(crate) on_silence: OnSilence,
     pub(crate) heard: Instant,
     pub(crate) suspected: bool,
+    /// Time since which another process claims this rank, while the job gathers. Its own connection may have ended without a word.
+    claimed: Option<Instant>,
+}
+
+impl Present {
+    pub(crate) const fn new(
+        connection: ConnectionId,
+        peer: PeerInfo,
+        listener: Option<ListenerAddress>,
+        on_silence: OnSilence,
+        now: Instant,
+    ) -> Self {
+        Self { connection, peer, listener, on_silence, heard: now, suspected: false, claimed: None }
+    }
+
+    /// Whether it is open which of two processes is this rank: this one, once it sends a heartbeat in answer to one that was sent after
+    /// the claim, or the other one, once this one has been silent for too long.
+    pub(crate) fn is_contested(&self, heartbeat: Duration) -> bool {
+        self.claimed.is_some_and(|claimed| self.heard < claimed + heartbeat)
+    }
+
+    /// Returns how long this rank may be silent.
+    pub(crate) fn longest_silence(&self, liveness: &Liveness) -> Duration {
+        match self.is_contested(liveness.heartbeat) {
+            true => liveness.dead_after.min(CLAIMED_BEATS * liveness.heartbeat),
+            false => liveness.dead_after,
+        }
+    }
+
+    /// Excuses the silence up to now, which was not this rank's fault. It proves nothing about a claim.
+    pub(crate) fn excuse(&mut self, now: Instant) {
+        self.heard = now;
+        self.claimed = self.claimed.map(|_| now);
+    }
+
+    /// Notes that the job begins: the rank's own heartbeats come from the welcome on, which may take a while to reach it.
+    pub(crate) const fn begin(&mut self, now: Instant) {
+        self.heard = now;
+        self.claimed = None;
+    }
+
+    /// Handles the claim of another process. Returns whether it is open which of the two is this rank.
+    fn claim(&mut self, heartbeat: Duration, now: Instant) -> bool {
+        if self.on_silence == OnSilence::Ignore {
+            return false;
+        }
+        // A claim that was settled long ago was that of a third process.
+        if self.claimed.is_none_or(|claimed| now >= claimed + CLAIMED_BEATS * heartbeat) {
+            self.claimed = Some(now);
+        }
+        self.is_contested(heartbeat)
+    }
 }
 
 impl RankState {
     pub(crate) fn present(&self) -> Option<&Present> {
+        if let Self::Present(present) = self { Some(present) } else { None }
+    }
+
+    pub(crate) fn present_mut(&mut self) -> Option<&mut Present> {
         if let Self::Present(present) = self { Some(present) } else { None }
     }
 
@@ -70,12 +138,13 @@ pub(crate) fn standing(states: &[RankState], rank: u32) -> Standing {
     }
 }
 
-/// Returns the reason for refusing a process, if there is one. `ending`: rank 0 has left, or the job was given up.
+/// Returns the reason for refusing a process, if there is one.
 pub(crate) fn objection(
     settings: &CoordinatorSettings,
-    states: &[RankState],
-    ending: bool,
+    states: &mut [RankState],
+    phase: Phase,
     hello: &Hello,
+    now: Instant,
 ) -> Option<Refusal> {
     let refuse = |problem: String, remedy: &str, retry: bool| {
         Some(Refusal {
@@ -92,7 +161,7 @@ pub(crate) fn objection(
             true,
         );
     }
-    if ending {
+    if matches!(phase, Phase::Lingering { .. } | Phase::Closing { .. }) {
         return refuse("another job is still shutting down here".into(), "Wait for this job's rank 0", true);
     }
     if hello.world_size != settings.world_size {
@@ -105,7 +174,7 @@ pub(crate) fn objection(
             false,
         );
     }
-    let Some(state) = states.get(hello.peer.rank as usize) else {
+    let Some(state) = states.get_mut(hello.peer.rank as usize) else {
         return refuse(
             format!("rank {} does not exist in a job of {} ranks", hello.peer.rank, settings.world_size),
             "Number the ranks from 0 to world size - 1",
@@ -119,7 +188,7 @@ pub(crate) fn objection(
         RankState::Present(present) => refuse(
             format!("{} already has it; this newcomer is {newcomer}", describe(&present.peer)),
             remedy,
-            false,
+            matches!(phase, Phase::Gathering { .. }) && present.claim(settings.liveness.heartbeat, now),
         ),
         RankState::Departed => {
             refuse(format!("{newcomer}: this rank has already left the job"), remedy, false)

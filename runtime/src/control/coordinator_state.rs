@@ -19,7 +19,9 @@ use super::OnSilence;
 use super::abort::{AbortCause, AbortKind, Loss};
 use super::board::Account;
 use super::coordinator_exchange::{Contribution, Exchanges};
-use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
+use super::coordinator_ranks::{
+    CoordinatorSettings, Phase, Present, RankState, describe, objection, standing,
+};
 use super::forwarding::InFlight;
 use super::peers::listener::ListenerAddress;
 use super::ranks;
@@ -50,14 +52,6 @@ pub(crate) enum Action {
     },
     /// All ranks have joined. Drop the publication by which they find the coordinator.
     Gathered,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Gathering { deadline: Instant },
-    Running,
-    Lingering { until: Instant },
-    Closing { until: Instant },
 }
 
 /// State of the coordinator, without its sockets.
@@ -177,12 +171,13 @@ impl CoordinatorState {
         now: Instant,
     ) {
         let who = describe(&hello.peer);
-        let ending = matches!(self.phase, Phase::Lingering { .. } | Phase::Closing { .. });
-        if let Some(refusal) = objection(&self.settings, &self.states, ending, &hello) {
-            if !refusal.retry {
+        if let Some(refusal) = objection(&self.settings, &mut self.states, self.phase, &hello, now) {
+            if refusal.retry {
+                tracing::debug!(who, problem = refusal.problem, "a process is to try again");
+            } else {
                 self.note_misfit(format!("{who}: {}", refusal.problem));
+                tracing::warn!(who, problem = refusal.problem, "a process was refused");
             }
-            tracing::warn!(who, problem = refusal.problem, "a process was refused");
             self.send(connection, &FromCoordinator::Refused(refusal));
             self.actions.push(Action::Close { connection });
             return;
@@ -191,31 +186,35 @@ impl CoordinatorState {
         peer.hostname = clip(peer.hostname, MAX_NAME_BYTES);
         peer.version = clip(peer.version, MAX_NAME_BYTES);
         let (rank, listener) = (peer.rank, hello.listener.map(ListenerAddress::bounded));
-        self.states[rank as usize] = RankState::Present(Present {
-            connection,
-            peer,
-            listener,
-            on_silence,
-            heard: now,
-            suspected: false,
-        });
+        self.states[rank as usize] =
+            RankState::Present(Present::new(connection, peer, listener, on_silence, now));
         self.ranks.insert(connection, rank);
         tracing::debug!(rank, who, "a rank joined");
-        let is_complete = !self.states.iter().any(|state| matches!(state, RankState::Absent { .. }));
-        if is_complete && matches!(self.phase, Phase::Gathering { .. }) {
-            self.phase = Phase::Running;
-            self.actions.push(Action::Gathered);
-            let present = || self.states.iter().filter_map(RankState::present);
-            let welcome = FromCoordinator::Welcome {
-                cookie: self.settings.cookie,
-                peers: present().map(|present| present.peer.clone()).collect(),
-                listeners: present().map(|present| present.listener.clone()).collect(),
-            };
-            self.send_to_all_of(None, (0..self.settings.world_size).collect(), encode(&welcome));
-        } else {
+        self.welcome_if_complete(now);
+        if matches!(self.phase, Phase::Gathering { .. }) {
             let waiting = self.waiting();
             self.send(connection, &waiting);
         }
+    }
+
+    /// Begins the job once all ranks are there and no two processes claim the same one.
+    fn welcome_if_complete(&mut self, now: Instant) {
+        let heartbeat = self.settings.liveness.heartbeat;
+        let is_settled =
+            |state: &RankState| state.present().is_some_and(|present| !present.is_contested(heartbeat));
+        if !matches!(self.phase, Phase::Gathering { .. }) || !self.states.iter().all(is_settled) {
+            return;
+        }
+        self.phase = Phase::Running;
+        self.states.iter_mut().filter_map(RankState::present_mut).for_each(|present| present.begin(now));
+        self.actions.push(Action::Gathered);
+        let present = || self.states.iter().filter_map(RankState::present);
+        let welcome = FromCoordinator::Welcome {
+            cookie: self.settings.cookie,
+            peers: present().map(|present| present.peer.clone()).collect(),
+            listeners: present().map(|present| present.listener.clone()).collect(),
+        };
+        self.send_to_all_of(None, (0..self.settings.world_size).collect(), encode(&welcome));
     }
 
     /// Handles a message from a rank. An error means that the connection must be ended as broken.
@@ -337,17 +336,14 @@ impl CoordinatorState {
         let late = now - due;
         if late > self.settings.liveness.heartbeat {
             // This process was itself stopped, so messages that the others sent meanwhile are still unread.
-            for state in &mut self.states {
-                if let RankState::Present(present) = state {
-                    present.heard = now;
-                }
-            }
+            self.states.iter_mut().filter_map(RankState::present_mut).for_each(|present| present.excuse(now));
         }
         self.judge(now);
         if now < self.next_tick {
             return;
         }
         self.next_tick = now + self.settings.liveness.heartbeat;
+        self.welcome_if_complete(now);
         self.resend_overdue();
         if matches!(self.phase, Phase::Gathering { .. }) {
             let waiting = self.waiting();
@@ -376,7 +372,7 @@ impl CoordinatorState {
             if present.on_silence == OnSilence::Ignore {
                 continue;
             }
-            if silent >= liveness.dead_after {
+            if silent >= present.longest_silence(&liveness) {
                 dead.push((rank as u32, present.connection, silent));
                 continue;
             }

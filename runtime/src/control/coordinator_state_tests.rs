@@ -87,6 +87,103 @@ fn silence_is_judged_by_the_clock_and_not_after_an_own_pause() {
 }
 
 #[test]
+fn the_welcome_excuses_the_silence_before_it() {
+    let begin = Instant::now();
+    let Liveness { heartbeat, dead_after, .. } = Liveness::default();
+    let mut coordinator = coordinator(2, begin);
+    coordinator.phase = Phase::Gathering { deadline: begin + 2 * dead_after };
+    coordinator.hello(0, hello(0, 2), OnSilence::Fail, begin);
+    let mut now = begin;
+    while now + heartbeat < begin + dead_after {
+        now += heartbeat;
+        coordinator.tick(now);
+    }
+    coordinator.hello(1, hello(1, 2), OnSilence::Fail, now);
+    for _ in 0..2 {
+        now += heartbeat;
+        coordinator.tick(now);
+    }
+    let (sent, closed) = told(&mut coordinator);
+    assert!(closed.is_empty(), "rank 0 has not had the time for a heartbeat: {sent:?}");
+}
+
+/// Has another process claim rank 1 of 3, which is there, and lets `beats` heartbeats pass. Rank 1 sends them if it `lives`. Returns the
+/// time, and whether the other one is refused for good.
+fn claimed(coordinator: &mut CoordinatorState, lives: bool, beats: u32) -> (Instant, bool) {
+    let mut now = coordinator.next_tick;
+    for rank in [0, 1] {
+        coordinator.hello(rank.into(), hello(rank, 3), OnSilence::Fail, now);
+    }
+    coordinator.hello(8, hello(1, 3), OnSilence::Fail, now);
+    let (sent, closed) = told(coordinator);
+    assert!(
+        matches!(sent.last(), Some((8, FromCoordinator::Refused(Refusal { retry: true, .. })))),
+        "{sent:?}"
+    );
+    assert_eq!(closed, [8]);
+    for _ in 0..beats {
+        now += coordinator.settings.liveness.heartbeat;
+        coordinator.tick(now);
+        for rank in 0..1 + u64::from(lives) {
+            coordinator.message(rank, ToCoordinator::Heartbeat, now).unwrap();
+        }
+    }
+    let _ = told(coordinator);
+    coordinator.hello(9, hello(1, 3), OnSilence::Fail, now);
+    let refused = |(to, message): &(u64, FromCoordinator)| match message {
+        FromCoordinator::Refused(refusal) if *to == 9 => Some(!refusal.retry),
+        _ => None,
+    };
+    (now, told(coordinator).0.iter().find_map(refused).unwrap_or_default())
+}
+
+#[test]
+fn a_rank_that_comes_again_takes_its_place_once_its_old_connection_is_silent() {
+    let begin = Instant::now();
+    for (beats, old) in [(3, true), (4, false)] {
+        let mut coordinator = coordinator(3, begin);
+        assert!(!claimed(&mut coordinator, false, beats).1);
+        let connection = coordinator.connection_of(1);
+        assert_eq!(connection, Some(if old { 1 } else { 9 }), "after {beats} heartbeats");
+    }
+}
+
+#[test]
+fn a_second_process_with_the_same_rank_is_refused_if_the_first_one_lives() {
+    let mut coordinator = coordinator(3, Instant::now());
+    let (now, is_refused) = claimed(&mut coordinator, true, 1);
+    assert!(is_refused && coordinator.connection_of(1) == Some(1));
+    // The next claim may be that of the first one, restarted.
+    let later = now + 4 * Liveness::default().heartbeat;
+    coordinator.hello(10, hello(1, 3), OnSilence::Fail, later);
+    let (sent, _) = told(&mut coordinator);
+    assert!(matches!(sent[..], [(10, FromCoordinator::Refused(Refusal { retry: true, .. }))]), "{sent:?}");
+}
+
+#[test]
+fn a_job_does_not_begin_while_two_processes_claim_a_rank() {
+    for lives in [false, true] {
+        let mut coordinator = coordinator(3, Instant::now());
+        let (mut now, _) = claimed(&mut coordinator, lives, 0);
+        coordinator.hello(2, hello(2, 3), OnSilence::Fail, now);
+        assert!(matches!(coordinator.phase, Phase::Gathering { .. }));
+        for _ in 0..5 {
+            now += coordinator.settings.liveness.heartbeat;
+            for rank in [0, 2].into_iter().chain(lives.then_some(1)) {
+                coordinator.message(rank, ToCoordinator::Heartbeat, now).unwrap();
+            }
+            coordinator.tick(now);
+        }
+        assert_eq!(coordinator.phase == Phase::Running, lives);
+        coordinator.hello(11, hello(1, 3), OnSilence::Fail, now);
+        assert_eq!(
+            (coordinator.phase, coordinator.connection_of(1)),
+            (Phase::Running, Some(if lives { 1 } else { 11 }))
+        );
+    }
+}
+
+#[test]
 fn an_abort_goes_to_each_member_once() {
     let now = Instant::now();
     let mut coordinator = running(4, now);

@@ -1,6 +1,6 @@
 //! The agreements of one job in one process: one for each communicator and round. Members are named by world rank.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,8 @@ pub(super) struct Rounds {
     rounds: BTreeMap<RoundKey, Round>,
     /// Decided agreements, kept for members that ask late.
     over: BTreeMap<RoundKey, Round>,
+    /// Their keys, in the order of the decisions.
+    order: VecDeque<RoundKey>,
     /// Agreements that may have messages to send.
     touched: BTreeSet<RoundKey>,
     ends: Vec<(RoundKey, State)>,
@@ -82,6 +84,7 @@ impl Rounds {
             started: now,
             rounds: BTreeMap::new(),
             over: BTreeMap::new(),
+            order: VecDeque::new(),
             touched: BTreeSet::new(),
             ends: Vec::new(),
             left_behind: BTreeMap::new(),
@@ -102,6 +105,8 @@ impl Rounds {
         self.longest_silence
     }
 
+    /// Returns the agreement, and begins it if it is new. Returns `None` if this member is not in it, or has forgotten how
+    /// it was decided: it must not take part in another decision then.
     fn open(
         &mut self,
         key: RoundKey,
@@ -114,6 +119,10 @@ impl Rounds {
         self.touched.insert(key);
         if self.over.contains_key(&key) {
             return self.over.get_mut(&key);
+        }
+        let last = self.last_decided(key.communicator);
+        if last.is_some_and(|last| key.number < last) && !self.rounds.contains_key(&key) {
+            return None;
         }
         let round = self.rounds.entry(key).or_insert_with(|| {
             let settings = Settings {
@@ -132,16 +141,31 @@ impl Rounds {
         Some(round)
     }
 
-    /// Keeps a decided round, and drops the oldest one if there are too many. Rounds that were decided on behalf of a
-    /// late program stay, because it will ask how they ended, once for each call that it has missed.
+    /// Returns the number of the last agreement of a communicator among those that are decided and remembered.
+    fn last_decided(&self, communicator: u64) -> Option<u64> {
+        let [first, last] = [0, u64::MAX].map(|number| RoundKey { communicator, number });
+        self.over.range(first..=last).next_back().map(|(key, _)| key.number)
+    }
+
+    /// Keeps a decided round, and drops the oldest one if there are too many, if possible not the last one of its
+    /// communicator: a member that has not heard of a decision has not voted in the next one. Rounds that were decided
+    /// on behalf of a late program stay, because it will ask how they ended, once for each call that it has missed.
     fn keep(&mut self, key: RoundKey) {
-        let may_go = |round: &Round| round.is_told || !round.agreement.has_voted_by_proxy();
-        if self.over.len() >= MAX_REMEMBERED
-            && let Some(oldest) = self.over.iter().find(|(_, round)| may_go(round)).map(|(key, _)| *key)
-        {
-            self.over.remove(&oldest);
+        if self.over.len() >= MAX_REMEMBERED {
+            let may_go = |key: &RoundKey| {
+                let round = &self.over[key];
+                round.is_told || !round.agreement.has_voted_by_proxy()
+            };
+            let is_last = |key: &RoundKey| self.last_decided(key.communicator) == Some(key.number);
+            let oldest = self.order.iter().position(|key| may_go(key) && !is_last(key));
+            if let Some(at) = oldest.or_else(|| self.order.iter().position(may_go)) {
+                self.order.remove(at).map(|key| self.over.remove(&key));
+            }
         }
-        self.over.extend(self.rounds.remove(&key).map(|round| (key, round)));
+        if let Some(round) = self.rounds.remove(&key) {
+            self.over.insert(key, round);
+            self.order.push_back(key);
+        }
     }
 
     pub(super) fn vote(
@@ -378,33 +402,57 @@ mod tests {
         outcome
     }
 
+    /// Has both members decide an agreement.
+    fn decide(all: &mut [Rounds; 2], key: RoundKey, members: &Arc<[u32]>) {
+        let outcomes = all.each_mut().map(|rounds| vote_in(rounds, key, members, 1));
+        for _ in 0..3 {
+            for me in [0, 1] {
+                for (to, key, message) in all[me].take_messages() {
+                    let members = Some(members.clone());
+                    all[to as usize].receive(me as u32, key, message, members, &BTreeSet::new());
+                }
+            }
+        }
+        all.iter_mut().for_each(Rounds::reply);
+        let is_decided =
+            |outcome: std::sync::mpsc::Receiver<Agreed>| matches!(outcome.try_recv(), Ok(Agreed::Decided(_)));
+        assert!(outcomes.into_iter().all(is_decided), "{key:?}");
+    }
+
     /// A step costs the same however many have come before.
     #[test]
     fn decided_agreements_are_kept_but_not_visited() {
         let (members, none): (Arc<[u32]>, _) = ([0, 1].into(), BTreeSet::new());
         let mut all = [0, 1].map(|me| Rounds::new(me, Instant::now()));
         for number in 0..2 * MAX_REMEMBERED as u64 {
-            let key = RoundKey { number, ..KEY };
-            let outcomes = all.each_mut().map(|rounds| vote_in(rounds, key, &members, 1));
-            for _ in 0..3 {
-                for me in [0, 1] {
-                    for (to, key, message) in all[me].take_messages() {
-                        all[to as usize].receive(me as u32, key, message, Some(members.clone()), &none);
-                    }
-                }
-            }
-            all.iter_mut().for_each(Rounds::reply);
-            let is_decided = |outcome: std::sync::mpsc::Receiver<Agreed>| {
-                matches!(outcome.try_recv(), Ok(Agreed::Decided(_)))
-            };
-            assert!(outcomes.into_iter().all(is_decided), "agreement {number}");
+            decide(&mut all, RoundKey { number, ..KEY }, &members);
         }
         for rounds in &all {
             assert_eq!((rounds.rounds.len(), rounds.over.len()), (0, MAX_REMEMBERED));
+            assert_eq!(rounds.order.len(), MAX_REMEMBERED);
         }
         // A member that asks late is answered.
         let key = RoundKey { number: 2 * MAX_REMEMBERED as u64 - 1, ..KEY };
         all[0].receive(1, key, Message::Asked, None, &none);
+        let answers = all[0].take_messages();
+        assert!(matches!(answers[..], [(1, _, Message::Decided(_))]), "{answers:?}");
+        // Nobody takes part in an agreement whose decision is forgotten.
+        let vote = Message::Vote(Vote { kinds: 1, flags: 1, seed: [0; 32] });
+        all[0].receive(1, RoundKey { number: 0, ..KEY }, vote, Some(members), &none);
+        assert!(all[0].take_messages().is_empty() && all[0].rounds.is_empty());
+    }
+
+    /// An agreement of all ranks is not forgotten because a part of them has decided often since.
+    #[test]
+    fn the_last_decision_of_a_communicator_is_kept() {
+        let (members, none): (Arc<[u32]>, _) = ([0, 1].into(), BTreeSet::new());
+        let mut all = [0, 1].map(|me| Rounds::new(me, Instant::now()));
+        let of_all = RoundKey { communicator: KEY.communicator - 1, number: 3 };
+        decide(&mut all, of_all, &members);
+        for number in 0..2 * MAX_REMEMBERED as u64 {
+            decide(&mut all, RoundKey { number, ..KEY }, &members);
+        }
+        all[0].receive(1, of_all, Message::Asked, Some(members), &none);
         let answers = all[0].take_messages();
         assert!(matches!(answers[..], [(1, _, Message::Decided(_))]), "{answers:?}");
     }
