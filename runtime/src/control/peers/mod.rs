@@ -6,6 +6,7 @@
 //! ends. Only a refusal by the system, or another process at its port, proves that the member has ended (`listener`).
 
 pub(super) mod acceptor;
+mod attempts;
 mod connection;
 mod dissemination;
 mod in_process;

@@ -1,0 +1,99 @@
+//! Attempts to connect to a member's listener, at all of its addresses.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use super::listener::{ConnectError, ListenerAddress, Locality};
+use crate::control::connect::dial;
+use crate::control::coordinator::BoxedStream;
+use crate::control::handshake::{Credentials, Rejection, greet_member};
+use crate::control::stream;
+use crate::job::limits::MAX_LISTENER_ADDRESSES;
+
+/// Time between the starts of attempts on several addresses.
+const STAGGER: Duration = Duration::from_millis(20);
+
+/// Connects to a listener's port. The member is gone if every address refuses the connection or belongs to another
+/// process, and silent if one does not answer.
+pub(super) async fn connect_to_port(
+    at: &ListenerAddress,
+    locality: Locality,
+    credentials: Credentials,
+    patience: Duration,
+) -> Result<(BoxedStream, SocketAddr), ConnectError> {
+    let mut attempts = JoinSet::new();
+    for (i, address) in at.candidates(locality).into_iter().enumerate() {
+        let credentials = credentials.clone();
+        attempts.spawn(async move {
+            tokio::time::sleep(STAGGER * i as u32).await;
+            attempt(address, &credentials, patience).await.map(|stream| (stream, address))
+        });
+    }
+    let mut worst = None;
+    while let Some(outcome) = attempts.join_next().await {
+        match outcome {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(ConnectError::Gone(text))) => worst = worst.or(Some(ConnectError::Gone(text))),
+            Ok(Err(silent)) => worst = Some(silent),
+            Err(_) => {}
+        }
+    }
+    Err(worst.unwrap_or_else(|| ConnectError::Silent("it has no port for other members".into())))
+}
+
+impl ListenerAddress {
+    /// Returns the addresses to try from this host. On the listener's own host it is loopback, because the other
+    /// addresses may also be those of other hosts.
+    fn candidates(&self, locality: Locality) -> Vec<SocketAddr> {
+        let far: Vec<SocketAddr> = self
+            .addresses
+            .iter()
+            .filter(|a| !a.ip().is_loopback())
+            .copied()
+            .take(MAX_LISTENER_ADDRESSES)
+            .collect();
+        match self.addresses.first() {
+            Some(any) if locality == Locality::SameHost => {
+                vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), any.port())]
+            }
+            _ if far.is_empty() => self.addresses.iter().copied().take(1).collect(),
+            _ => far,
+        }
+    }
+}
+
+async fn attempt(
+    address: SocketAddr,
+    credentials: &Credentials,
+    patience: Duration,
+) -> Result<BoxedStream, ConnectError> {
+    let silent = |what: &str| ConnectError::Silent(format!("{address}: {what}"));
+    let mut stream = match tokio::time::timeout(patience, dial(address)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            return Err(ConnectError::Gone(format!("{address} refuses connections: its process has ended")));
+        }
+        Ok(Err(error)) => return Err(silent(&error.to_string())),
+        Err(_) => return Err(silent("no answer")),
+    };
+    if stream.local_addr().ok() == stream.peer_addr().ok() {
+        // The kernel may choose a port without a listener as the connection's own.
+        return Err(ConnectError::Gone(format!("nothing is listening on {address}: its process has ended")));
+    }
+    let _ = stream.set_nodelay(true);
+    match tokio::time::timeout(patience, greet_member(&mut stream, credentials)).await {
+        Ok(Ok(keys)) => Ok(stream::boxed(stream, keys.as_ref())),
+        Ok(Err(Rejection::Misfit { problem, remedy })) => {
+            Err(ConnectError::Misfit { problem: format!("{address}: {problem}"), remedy })
+        }
+        // The listener would know its own key. Its process has ended, and another has its port now.
+        Ok(Err(Rejection::OtherJob(cause))) => Err(ConnectError::Gone(format!(
+            "another process has {address} now ({cause}): its process has ended"
+        ))),
+        Ok(Err(Rejection::Foreign(cause))) => Err(silent(&cause)),
+        Err(_) => Err(silent("it accepts connections but says nothing")),
+    }
+}
