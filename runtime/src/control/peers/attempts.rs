@@ -1,9 +1,10 @@
 //! Attempts to connect to a member's listener, at all of its addresses.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use kolo_transport::tcp::own_addresses;
 use tokio::task::JoinSet;
 
 use super::listener::{ConnectError, ListenerAddress, Locality};
@@ -25,7 +26,8 @@ pub(super) async fn connect_to_port(
     patience: Duration,
 ) -> Result<(BoxedStream, SocketAddr), ConnectError> {
     let mut attempts = JoinSet::new();
-    for (i, address) in at.candidates(locality).into_iter().enumerate() {
+    let own = own_addresses().unwrap_or_default();
+    for (i, address) in at.candidates(locality, &own).into_iter().enumerate() {
         let credentials = credentials.clone();
         attempts.spawn(async move {
             tokio::time::sleep(STAGGER * i as u32).await;
@@ -46,22 +48,21 @@ pub(super) async fn connect_to_port(
 
 impl ListenerAddress {
     /// Returns the addresses to try from this host. On the listener's own host it is loopback, because the other
-    /// addresses may also be those of other hosts.
-    fn candidates(&self, locality: Locality) -> Vec<SocketAddr> {
-        let far: Vec<SocketAddr> = self
-            .addresses
-            .iter()
-            .filter(|a| !a.ip().is_loopback())
-            .copied()
-            .take(MAX_LISTENER_ADDRESSES)
-            .collect();
-        match self.addresses.first() {
-            Some(any) if locality == Locality::SameHost => {
-                vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), any.port())]
-            }
-            _ if far.is_empty() => self.addresses.iter().copied().take(1).collect(),
-            _ => far,
+    /// addresses may also be those of other hosts. On another host, those that this host has too (`own`) lead back here,
+    /// unless it has all of them: then the two are containers that share their network.
+    fn candidates(&self, locality: Locality, own: &[IpAddr]) -> Vec<SocketAddr> {
+        let loopback = |at: &SocketAddr| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), at.port());
+        let far: Vec<SocketAddr> = match locality {
+            Locality::SameHost => self.addresses.first().map(loopback).into_iter().collect(),
+            _ => self.addresses.iter().filter(|at| !at.ip().is_loopback()).copied().collect(),
+        };
+        let elsewhere: Vec<SocketAddr> = far.iter().filter(|at| !own.contains(&at.ip())).copied().collect();
+        let mut ways = if elsewhere.is_empty() { far } else { elsewhere };
+        if ways.is_empty() {
+            ways.extend(self.addresses.first());
         }
+        ways.truncate(MAX_LISTENER_ADDRESSES);
+        ways
     }
 }
 
@@ -95,5 +96,23 @@ async fn attempt(
         ))),
         Ok(Err(Rejection::Foreign(cause))) => Err(silent(&cause)),
         Err(_) => Err(silent("it accepts connections but says nothing")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_this_host_has_too_are_not_tried_on_other_hosts() {
+        let ips = ["192.168.1.7", "172.17.0.1", "127.0.0.1"].map(|ip| ip.parse::<IpAddr>().unwrap());
+        let mut at = ListenerAddress::sample(0);
+        at.addresses = ips.map(|ip| SocketAddr::new(ip, 7)).to_vec();
+        let tried = |locality, own: &[IpAddr]| -> Vec<IpAddr> {
+            at.candidates(locality, own).iter().map(SocketAddr::ip).collect()
+        };
+        assert_eq!(tried(Locality::OtherHost, &ips[1..]), ips[..1], "both hosts have a bridge");
+        assert_eq!(tried(Locality::OtherHost, &ips), ips[..2], "containers that share a network");
+        assert_eq!(tried(Locality::SameHost, &ips), ips[2..]);
     }
 }
