@@ -146,7 +146,9 @@ impl Dial {
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
         let next = if self.waiting.is_empty() { None } else { Some(self.next_at()) };
         let silent = self.attempts.iter().filter(|a| a.is_silent()).map(|a| a.since + options.dial_timeout);
-        silent.chain(next).chain(self.relay.as_ref().map(|relay| relay.at)).min()
+        // The relay is not asked while an answer to a hello may come.
+        let relay = self.relay.as_ref().filter(|_| !self.has_begun_hello()).map(|relay| relay.at);
+        silent.chain(next).chain(relay).min()
     }
 
     /// Returns whether the hello has been sent on a connection, so that an answer may come.

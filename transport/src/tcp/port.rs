@@ -393,6 +393,26 @@ mod tests {
     }
 
     #[test]
+    fn an_endpoint_that_waits_for_nobody_reports_a_lack_of_descriptors_now_and_then() {
+        let process = Process::new();
+        let mut end = process.endpoint(1);
+        process.port.starves(&io::Error::from_raw_os_error(libc::EMFILE));
+        let step = |end: &mut TcpEndpoint, now| {
+            end.acceptor.step(&end.me, now, &end.options, |_| {}, &mut Vec::new())
+        };
+        let mut now = Instant::now();
+        for _ in 0..3 {
+            assert!(step(&mut end, now).is_ok());
+            now = end.acceptor.due(&end.options).expect("a time");
+            assert!(step(&mut end, now).is_err());
+            assert!(end.acceptor.due(&end.options).is_some_and(|due| due > now));
+        }
+        process.port.is_fed();
+        assert!(step(&mut end, now).is_ok());
+        assert_eq!(end.acceptor.due(&end.options), None);
+    }
+
+    #[test]
     fn an_endpoint_that_connections_wait_for_in_vain_fails_for_want_of_descriptors() {
         let process = Process::new();
         let mut ends = [process.endpoint(0), process.endpoint(1)];

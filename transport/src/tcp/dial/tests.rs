@@ -118,3 +118,19 @@ fn an_address_without_room_is_tried_again() {
         assert_eq!(matches!(last, Dialed::Waiting), is_tried_again, "{last:?}");
     }
 }
+
+#[test]
+fn a_dial_whose_hello_is_out_waits_for_the_answer_alone() {
+    let (late, now) = (TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), Instant::now());
+    let call = RelayCall { dialer: 1, acceptor: 2, channel: 0, is_dialer: true };
+    let relay = Detour { to: late.local_addr().unwrap(), call, at: now + Duration::from_secs(1) };
+    let options = TcpOptions::default();
+    let hello = ([0; HELLO_BYTES], key_of(&[7; 16]));
+    let mut dial = Dial::new(hello, 1, true, &[candidate(&late)], now).or_by(Some(relay));
+    while !dial.has_said_hello() {
+        assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
+        assert!(now.elapsed() < Duration::from_secs(20), "no connection");
+    }
+    assert!(matches!(dial.step(now + Duration::from_secs(2), &options, |_| {}), Dialed::Waiting));
+    assert_eq!((dial.attempts.len(), dial.due(&options)), (1, None));
+}
