@@ -14,7 +14,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use super::congestion;
 use super::options::TcpOptions;
 use super::port::Port;
-use super::relay::{self, Calling, Detour, RelayCall};
+use super::relay::{self, Calling, Detour};
 use super::route::Candidate;
 use super::socket::{self, Stop, TcpInfo};
 use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Verdict};
@@ -54,8 +54,8 @@ pub(super) struct Dial {
     is_silent: bool,
     /// Time since which there has been no descriptor for the next attempt.
     hungry_since: Option<Instant>,
-    /// The relay, until it is asked: at its set time, unless an address has let this end connect, or as the last
-    /// hope.
+    /// The relay, while it is not being asked. It is asked at its set time, unless an address has let this end connect,
+    /// and for the first time also as the last hope.
     relay: Option<Detour>,
 }
 
@@ -67,7 +67,8 @@ struct Attempt {
     since: Instant,
     /// The call to the relay, until the peer has arrived there.
     calling: Option<Calling>,
-    is_relayed: bool,
+    /// The relay, if the attempt goes through one.
+    detour: Option<Detour>,
     sent: usize,
     answer: [u8; ANSWER_BYTES],
     received: usize,
@@ -196,7 +197,7 @@ impl Dial {
                         socket: attempt.socket,
                         to: attempt.candidate.to,
                         congestion: attempt.congestion,
-                        is_relayed: attempt.is_relayed,
+                        is_relayed: attempt.detour.is_some(),
                     });
                 }
                 Ok(false) if attempt.is_silent() && now >= attempt.since + options.dial_timeout => {
@@ -209,6 +210,7 @@ impl Dial {
                     self.is_silent = true;
                     self.fail(at, &why, now);
                 }
+                Err(Broken::NoRoom(why)) => self.call_again(at, &why, now),
                 Err(Broken::Early(why)) => {
                     if self.attempts[at].try_number < RETRIES {
                         self.postpone(at, now);
@@ -221,7 +223,7 @@ impl Dial {
         if let Err(error) = self.start_due(now, options, &mut opened) {
             return Dialed::Starved(error);
         }
-        if self.attempts.is_empty() && self.waiting.is_empty() {
+        if self.attempts.is_empty() && self.waiting.is_empty() && self.relay.is_none() {
             let tried =
                 if self.failures.is_empty() { "no address".to_owned() } else { self.failures.join("; ") };
             return Dialed::Failed { tried, is_silent: self.is_silent };
@@ -240,16 +242,19 @@ impl Dial {
         opened: &mut impl FnMut(&Socket),
     ) -> std::io::Result<()> {
         let is_last_hope = self.attempts.is_empty() && self.waiting.is_empty();
-        let is_due = |relay: &mut Detour| is_last_hope || now >= relay.at;
+        let is_due = |relay: &mut Detour| now >= relay.at || is_last_hope && !relay.is_repeated;
         if !self.has_begun_hello()
-            && let Some(Detour { to, call, .. }) = self.relay.take_if(is_due)
+            && let Some(detour) = self.relay.take_if(is_due)
         {
-            match Attempt::by_relay(to, &call, now, options) {
+            match Attempt::by_relay(detour, now, options) {
                 Ok(attempt) => {
                     opened(&attempt.socket);
                     self.attempts.push(attempt);
                 }
-                Err(error) => self.failures.push(format!("relay {to}: {error}")),
+                Err(error) => {
+                    self.relay = detour.again(now).filter(|_| descriptors::are_out(&error));
+                    self.failures.push(format!("relay {}: {error}", detour.to));
+                }
             }
         }
         while now >= self.next_at() {
@@ -302,6 +307,17 @@ impl Dial {
         self.next_at = now;
     }
 
+    /// Ends an attempt at a relay that has no room, and asks it again after a while.
+    fn call_again(&mut self, at: usize, why: &str, now: Instant) {
+        self.relay = self.attempts[at].detour.and_then(|detour| detour.again(now));
+        if self.relay.is_some() {
+            self.attempts.swap_remove(at);
+        } else {
+            self.is_silent = true;
+            self.fail(at, why, now);
+        }
+    }
+
     fn fail(&mut self, at: usize, why: &str, now: Instant) {
         let attempt = self.attempts.swap_remove(at);
         let Candidate { to, interface, .. } = attempt.candidate;
@@ -318,6 +334,8 @@ enum Broken {
     Unreachable(String),
     /// The connection closed before the answer, or there was no room for it.
     Early(String),
+    /// The relay has heard the call and hung up.
+    NoRoom(String),
 }
 
 /// Returns whether the network reports that packets do not reach an address. A refusal shows that they do.
@@ -353,7 +371,7 @@ impl Attempt {
             socket,
             since: now,
             calling: None,
-            is_relayed: false,
+            detour: None,
             sent: 0,
             answer: [0; ANSWER_BYTES],
             received: 0,
@@ -361,12 +379,8 @@ impl Attempt {
         })
     }
 
-    fn by_relay(
-        to: SocketAddr,
-        call: &RelayCall,
-        now: Instant,
-        options: &TcpOptions,
-    ) -> std::io::Result<Self> {
+    fn by_relay(detour: Detour, now: Instant, options: &TcpOptions) -> std::io::Result<Self> {
+        let Detour { to, call, .. } = detour;
         let socket = relay::connect(to, options)?;
         let congestion = congestion::choose(&socket, &options.congestion, false)?;
         Ok(Self {
@@ -374,8 +388,8 @@ impl Attempt {
             try_number: RETRIES,
             socket,
             since: now,
-            calling: Some(Calling::new(call, options)),
-            is_relayed: true,
+            calling: Some(Calling::new(&call, options)),
+            detour: Some(detour),
             sent: 0,
             answer: [0; ANSWER_BYTES],
             received: 0,
@@ -400,7 +414,10 @@ impl Attempt {
                 Ok(false) | Err(Stop::Blocked) => return Ok(false),
                 Err(Stop::Closed(error)) => {
                     let text = error.map_or_else(|| "the relay hung up".into(), |error| error.to_string());
-                    return Err(Broken::Unreachable(text));
+                    return Err(match calling.is_sent() {
+                        true => Broken::NoRoom(text),
+                        false => Broken::Unreachable(text),
+                    });
                 }
             }
         }

@@ -2,6 +2,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use super::super::port::{OWNER_IS_FULL, OWNER_MAGIC};
+use super::super::relay::{RELAY_CALL_BYTES, RELAY_READY, RelayCall};
 use super::super::wire::key_of;
 use super::*;
 
@@ -20,6 +21,13 @@ fn silent() -> (TcpListener, Vec<TcpStream>) {
 fn candidate(listener: &TcpListener) -> Candidate {
     let to = listener.local_addr().unwrap();
     Candidate { to, interface: "lo".into(), distance: 0, from: None }
+}
+
+/// Returns a relay that is asked at this time.
+fn detour(relay: &TcpListener, at: Instant) -> Detour {
+    let call = RelayCall { dialer: 1, acceptor: 2, channel: 0, is_dialer: true };
+    let until = at + TcpOptions::default().dial_timeout;
+    Detour { to: relay.local_addr().unwrap(), call, at, until, is_repeated: false }
 }
 
 #[test]
@@ -122,9 +130,7 @@ fn an_address_without_room_is_tried_again() {
 #[test]
 fn a_dial_whose_hello_is_out_waits_for_the_answer_alone() {
     let (late, now) = (TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), Instant::now());
-    let call = RelayCall { dialer: 1, acceptor: 2, channel: 0, is_dialer: true };
-    let relay = Detour { to: late.local_addr().unwrap(), call, at: now + Duration::from_secs(1) };
-    let options = TcpOptions::default();
+    let (relay, options) = (detour(&late, now + Duration::from_secs(1)), TcpOptions::default());
     let hello = ([0; HELLO_BYTES], key_of(&[7; 16]));
     let mut dial = Dial::new(hello, 1, true, &[candidate(&late)], now).or_by(Some(relay));
     while !dial.has_said_hello() {
@@ -133,4 +139,49 @@ fn a_dial_whose_hello_is_out_waits_for_the_answer_alone() {
     }
     assert!(matches!(dial.step(now + Duration::from_secs(2), &options, |_| {}), Dialed::Waiting));
     assert_eq!((dial.attempts.len(), dial.due(&options)), (1, None));
+}
+
+#[test]
+fn a_relay_without_room_is_asked_again_until_the_time_is_over() {
+    let (relay, options, began) =
+        (TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), TcpOptions::default(), Instant::now());
+    let hello = ([5; HELLO_BYTES], key_of(&[7; 16]));
+    let dial = || Dial::new(hello.clone(), 1, true, &[], began).or_by(Some(detour(&relay, began)));
+    let step_until = |dial: &mut Dial, now, is_done: &dyn Fn(&Dial) -> bool| {
+        while !is_done(dial) {
+            assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
+            assert!(began.elapsed() < Duration::from_secs(20), "it notices");
+        }
+    };
+    // Takes the call of a dial at this time.
+    let called = |dial: &mut Dial, now| {
+        let is_sent = |dial: &Dial| {
+            dial.attempts.iter().any(|attempt| attempt.calling.as_ref().is_some_and(Calling::is_sent))
+        };
+        step_until(dial, now, &is_sent);
+        let (mut stream, _) = relay.accept().unwrap();
+        stream.read_exact(&mut [0; RELAY_CALL_BYTES]).unwrap();
+        stream
+    };
+    let (mut met, mut now) = (dial(), began);
+    for _ in 0..5 {
+        drop(called(&mut met, now));
+        step_until(&mut met, now, &|dial| dial.attempts.is_empty());
+        let due = met.due(&options).expect("another call");
+        assert!(due > now && matches!(met.step(now, &options, |_| {}), Dialed::Waiting));
+        now = due;
+    }
+    let mut stream = called(&mut met, now);
+    stream.write_all(&[RELAY_READY]).unwrap();
+    step_until(&mut met, now, &Dial::has_said_hello);
+    let mut heard = [0; HELLO_BYTES];
+    stream.read_exact(&mut heard).unwrap();
+    assert_eq!(heard, hello.0);
+
+    let mut alone = dial();
+    drop(called(&mut alone, began));
+    let late = began + options.dial_timeout;
+    while !matches!(alone.step(late, &options, |_| {}), Dialed::Failed { is_silent: true, .. }) {
+        assert!(began.elapsed() < Duration::from_secs(20), "it gives up");
+    }
 }
