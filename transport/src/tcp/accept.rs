@@ -17,7 +17,7 @@ use crate::endpoint::Channel;
 use crate::proof::Key;
 use crate::sys::descriptors::{self, STARVED_FOR};
 
-/// Maximum number of connections that have not identified themselves. If more come, the oldest is closed: a peer
+/// Maximum number of connections whose hello is awaited. If more come, the oldest is closed: a peer
 /// sends its hello at once, so the oldest is most likely a stranger. A peer that is hit dials again.
 const PENDING_MAX: usize = 256;
 
@@ -273,7 +273,9 @@ impl Acceptor {
             self.rejected.last = Some(format!("{from:?}: {error}"));
             return;
         }
-        if self.pending.len() >= PENDING_MAX
+        // A connection that has its hello is judged in this step.
+        if hello.is_none()
+            && self.pending.len() >= PENDING_MAX
             && let Some(oldest) = (0..self.pending.len()).min_by_key(|&at| self.pending[at].since)
         {
             self.turn_away(oldest, "too many at the acceptor", None);

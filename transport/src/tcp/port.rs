@@ -187,7 +187,8 @@ impl Port {
 impl Mailbox {
     fn put(&self, mail: Mail) {
         let mut all = self.mail.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() < MAIL_MAX {
+        // A hello that comes twice is a stranger's copy, which must not take the room of others.
+        if all.len() < MAIL_MAX && all.iter().all(|other| other.hello != mail.hello) {
             all.push(mail);
         }
         drop(all);
@@ -242,6 +243,7 @@ impl Drop for Lodging {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::io::{Read, Write};
     use std::net::{Ipv4Addr, TcpListener};
     use std::thread::JoinHandle;
@@ -375,6 +377,23 @@ mod tests {
             assert_eq!(Answer::is_proven(&answer, &hello, &key), is_proven, "{verdict:?}");
         }
         assert!(!end.acceptor.has_news(), "nobody has got through");
+    }
+
+    #[test]
+    fn all_connections_that_came_between_two_polls_are_judged_and_copies_of_a_hello_are_dropped() {
+        let process = Process::new();
+        let mut end = process.endpoint(1);
+        let (stream, from) = (process.knock(), process.port.at());
+        let count = 400_u16;
+        for channel in (0..count).chain([0; 10]) {
+            let hello = Hello { channel, ..hello(end.me.instance) }.encode(&key_of(&COOKIE));
+            process.port.hand(stream.try_clone().unwrap(), from, &hello);
+        }
+        let mut arrivals = Vec::new();
+        end.acceptor.step(&end.me, Instant::now(), &end.options, |_| {}, &mut arrivals).unwrap();
+        let channels: HashSet<u16> = arrivals.iter().map(|arrival| arrival.hello.channel).collect();
+        assert_eq!((arrivals.len(), channels.len()), (count.into(), count.into()));
+        assert_eq!(end.rejected_connections().count, 0);
     }
 
     #[test]
