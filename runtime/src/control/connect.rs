@@ -14,6 +14,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
+use super::peers::evidence::Seen;
 use super::peers::listener::{ConnectError, Listener, ListenerAddress};
 use super::regroup::Regroup;
 use super::stream::{self, TcpHandle};
@@ -53,6 +54,8 @@ pub(crate) struct Connected {
     pub(crate) cookie: Cookie,
     pub(crate) peers: Vec<PeerInfo>,
     pub(crate) listeners: Vec<Option<ListenerAddress>>,
+    /// The ends of the ranks' connections to the coordinator.
+    pub(super) seen: Vec<Option<Seen>>,
     /// The encoded welcome, if this rank is to pass it on.
     pub(crate) welcome: Option<Vec<u8>>,
     /// Messages that came before the welcome.
@@ -211,9 +214,9 @@ impl Search {
             (None, Locator::Survivors(regroup)) => match Regroup::of(regroup) {
                 Some(regroup) => {
                     let (stream, at) = regroup.connect(spec).await.map_err(|error| match error {
-                        error @ (ConnectError::Silent(_) | ConnectError::Misfit { .. }) => {
-                            AttemptError::Retry(error.text())
-                        }
+                        error @ (ConnectError::Silent(_)
+                        | ConnectError::Refused(_)
+                        | ConnectError::Misfit { .. }) => AttemptError::Retry(error.text()),
                         error => AttemptError::Fatal(Error::Join {
                             rank: Some(spec.rank),
                             kind: JoinFailure::Survivors,
@@ -350,7 +353,7 @@ impl Search {
                     self.missing = Some(missing);
                     self.rejected = rejected;
                 }
-                FromCoordinator::Welcome { cookie, peers, listeners } => {
+                FromCoordinator::Welcome { cookie, peers, listeners, seen } => {
                     check_peers(&peers, spec.world_size)
                         .map_err(|problem| AttemptError::Retry(format!("rank 0's welcome: {problem}")))?;
                     let coordinator_at = self.reached;
@@ -360,6 +363,7 @@ impl Search {
                         cookie,
                         peers,
                         listeners,
+                        seen,
                         welcome,
                         early,
                         on_silence,

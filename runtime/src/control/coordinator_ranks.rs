@@ -6,6 +6,7 @@ use super::OnSilence;
 use super::abort::Loss;
 use super::coordinator_exchange::Standing;
 use super::coordinator_state::ConnectionId;
+use super::peers::evidence::Seen;
 use super::peers::listener::ListenerAddress;
 use super::wire::{Hello, PeerInfo, Refusal, clip};
 use crate::error::JoinFailure;
@@ -40,6 +41,8 @@ pub(crate) struct Present {
     pub(crate) connection: ConnectionId,
     pub(crate) peer: PeerInfo,
     pub(crate) listener: Option<ListenerAddress>,
+    /// The ends of its connection.
+    pub(crate) seen: Option<Seen>,
     /// Whether silence counts as a failure. In-process connections send no heartbeats, so there it does not.
     pub(crate) on_silence: OnSilence,
     pub(crate) heard: Instant,

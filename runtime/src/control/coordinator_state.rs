@@ -21,6 +21,7 @@ use super::board::Account;
 use super::coordinator_exchange::{Contribution, Exchanges};
 use super::coordinator_ranks::{CoordinatorSettings, Present, RankState, describe, objection, standing};
 use super::forwarding::InFlight;
+use super::peers::evidence::Seen;
 use super::peers::listener::ListenerAddress;
 use super::ranks;
 use super::wire::{FromCoordinator, Hello, Refusal, ToCoordinator, clip, encode, remember};
@@ -168,10 +169,11 @@ impl CoordinatorState {
         self.rejected = rejected;
     }
 
-    /// Handles a rank's introduction.
+    /// Handles a rank's introduction over a connection with the ends `seen`.
     pub(crate) fn hello(
         &mut self,
         connection: ConnectionId,
+        seen: Option<Seen>,
         hello: Hello,
         on_silence: OnSilence,
         now: Instant,
@@ -195,6 +197,7 @@ impl CoordinatorState {
             connection,
             peer,
             listener,
+            seen,
             on_silence,
             heard: now,
             suspected: false,
@@ -210,6 +213,7 @@ impl CoordinatorState {
                 cookie: self.settings.cookie,
                 peers: present().map(|present| present.peer.clone()).collect(),
                 listeners: present().map(|present| present.listener.clone()).collect(),
+                seen: present().map(|present| present.seen).collect(),
             };
             self.send_to_all_of(None, (0..self.settings.world_size).collect(), encode(&welcome));
         } else {

@@ -36,7 +36,7 @@ fn hello(rank: u32, world_size: u32) -> Hello {
 fn running(world_size: u32, now: Instant) -> CoordinatorState {
     let mut coordinator = coordinator(world_size, now);
     for rank in 0..world_size {
-        coordinator.hello(u64::from(rank), hello(rank, world_size), OnSilence::Fail, now);
+        coordinator.hello(u64::from(rank), None, hello(rank, world_size), OnSilence::Fail, now);
     }
     let _ = coordinator.take_actions();
     coordinator
@@ -198,7 +198,7 @@ fn newcomers_to_an_ending_coordinator_are_to_try_again() {
     let now = Instant::now();
     let mut coordinator = running(2, now);
     coordinator.linger(Duration::from_secs(5), Vec::new(), now);
-    coordinator.hello(9, hello(0, 2), OnSilence::Fail, now);
+    coordinator.hello(9, None, hello(0, 2), OnSilence::Fail, now);
     let (sent, closed) = told(&mut coordinator);
     assert!(matches!(&sent[..], [(9, FromCoordinator::Refused(Refusal { retry: true, .. }))]), "{sent:?}");
     assert_eq!(closed, [9]);
@@ -347,7 +347,7 @@ proptest! {
                 // The driver numbers connections, and each introduces itself only once.
                 Fact::Hello { connection, rank, world_size } => {
                     if known.insert(connection) {
-                        coordinator.hello(connection, hello(rank, world_size), OnSilence::Fail, now);
+                        coordinator.hello(connection, None, hello(rank, world_size), OnSilence::Fail, now);
                     }
                 }
                 Fact::Message { connection, message } => {

@@ -17,28 +17,36 @@ use crate::job::limits::MAX_LISTENER_ADDRESSES;
 /// Time between the starts of attempts on several addresses.
 const STAGGER: Duration = Duration::from_millis(20);
 
-/// Connects to a listener's port. The member is gone if every address refuses the connection or belongs to another
-/// process, and silent if one does not answer.
+/// Connects to a listener's port. The member is gone if the address that is known to lead to its host refuses the
+/// connection or belongs to another process, refused if all others do so, and silent if one does not answer.
 pub(super) async fn connect_to_port(
     at: &ListenerAddress,
     locality: Locality,
     credentials: Credentials,
     patience: Duration,
 ) -> Result<(BoxedStream, SocketAddr), ConnectError> {
-    let mut attempts = JoinSet::new();
     let own = own_addresses().unwrap_or_default();
+    let mut attempts = JoinSet::new();
     for (i, address) in at.candidates(locality, &own).into_iter().enumerate() {
         let credentials = credentials.clone();
         attempts.spawn(async move {
             tokio::time::sleep(STAGGER * i as u32).await;
-            attempt(address, &credentials, patience).await.map(|stream| (stream, address))
+            attempt(address, &credentials, patience).await.map(|stream| (stream, address)).map_err(|error| {
+                match error {
+                    ConnectError::Refused(text) if locality == Locality::Proven(address.ip()) => {
+                        ConnectError::Gone(format!("{text}: its process has ended"))
+                    }
+                    other => other,
+                }
+            })
         });
     }
     let mut worst = None;
     while let Some(outcome) = attempts.join_next().await {
         match outcome {
             Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(ConnectError::Gone(text))) => worst = worst.or(Some(ConnectError::Gone(text))),
+            Ok(Err(gone @ ConnectError::Gone(_))) => return Err(gone),
+            Ok(Err(refused @ ConnectError::Refused(_))) => worst = worst.or(Some(refused)),
             Ok(Err(silent)) => worst = Some(silent),
             Err(_) => {}
         }
@@ -47,17 +55,26 @@ pub(super) async fn connect_to_port(
 }
 
 impl ListenerAddress {
-    /// Returns the addresses to try from this host. On the listener's own host it is loopback, because the other
-    /// addresses may also be those of other hosts. On another host, those that this host has too (`own`) lead back here,
-    /// unless it has all of them: then the two are containers that share their network.
+    /// Returns the addresses to try from this host, the known one first. If this host has the listener's key, loopback
+    /// is the first. Addresses that this host has too (`own`) lead back here, and are tried only if there are no others:
+    /// then the two may be containers that share their network.
     fn candidates(&self, locality: Locality, own: &[IpAddr]) -> Vec<SocketAddr> {
-        let loopback = |at: &SocketAddr| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), at.port());
-        let far: Vec<SocketAddr> = match locality {
-            Locality::SameHost => self.addresses.first().map(loopback).into_iter().collect(),
-            _ => self.addresses.iter().filter(|at| !at.ip().is_loopback()).copied().collect(),
+        let first = match locality {
+            Locality::Proven(ip) => Some(ip),
+            Locality::SameHost => Some(Ipv4Addr::LOCALHOST.into()),
+            Locality::OtherHost | Locality::SameProcess => None,
         };
-        let elsewhere: Vec<SocketAddr> = far.iter().filter(|at| !own.contains(&at.ip())).copied().collect();
-        let mut ways = if elsewhere.is_empty() { far } else { elsewhere };
+        let port = self.port().unwrap_or_default();
+        let mut ways: Vec<_> =
+            first.filter(|_| self.has_port()).map(|ip| SocketAddr::new(ip, port)).into_iter().collect();
+        if locality == Locality::Proven(Ipv4Addr::LOCALHOST.into()) {
+            return ways;
+        }
+        let far = || self.addresses.iter().filter(|at| !at.ip().is_loopback() && Some(at.ip()) != first);
+        ways.extend(far().filter(|at| !own.contains(&at.ip())));
+        if ways.is_empty() {
+            ways.extend(far());
+        }
         if ways.is_empty() {
             ways.extend(self.addresses.first());
         }
@@ -75,14 +92,14 @@ async fn attempt(
     let mut stream = match tokio::time::timeout(patience, dial(address)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            return Err(ConnectError::Gone(format!("{address} refuses connections: its process has ended")));
+            return Err(ConnectError::Refused(format!("{address} refuses connections")));
         }
         Ok(Err(error)) => return Err(silent(&error.to_string())),
         Err(_) => return Err(silent("no answer")),
     };
     if stream.local_addr().ok() == stream.peer_addr().ok() {
         // The kernel may choose a port without a listener as the connection's own.
-        return Err(ConnectError::Gone(format!("nothing is listening on {address}: its process has ended")));
+        return Err(ConnectError::Refused(format!("nothing is listening on {address}")));
     }
     let _ = stream.set_nodelay(true);
     match tokio::time::timeout(patience, greet_member(&mut stream, credentials)).await {
@@ -90,10 +107,10 @@ async fn attempt(
         Ok(Err(Rejection::Misfit { problem, remedy })) => {
             Err(ConnectError::Misfit { problem: format!("{address}: {problem}"), remedy })
         }
-        // The listener would know its own key. Its process has ended, and another has its port now.
-        Ok(Err(Rejection::OtherJob(cause))) => Err(ConnectError::Gone(format!(
-            "another process has {address} now ({cause}): its process has ended"
-        ))),
+        // The listener would know its own key.
+        Ok(Err(Rejection::OtherJob(cause))) => {
+            Err(ConnectError::Refused(format!("another process has {address} now ({cause})")))
+        }
         Ok(Err(Rejection::Foreign(cause))) => Err(silent(&cause)),
         Err(_) => Err(silent("it accepts connections but says nothing")),
     }
@@ -114,5 +131,8 @@ mod tests {
         assert_eq!(tried(Locality::OtherHost, &ips[1..]), ips[..1], "both hosts have a bridge");
         assert_eq!(tried(Locality::OtherHost, &ips), ips[..2], "containers that share a network");
         assert_eq!(tried(Locality::SameHost, &ips), ips[2..]);
+        assert_eq!(tried(Locality::SameHost, &ips[1..]), [ips[2], ips[0]], "perhaps a clone of this host");
+        assert_eq!(tried(Locality::Proven(ips[2]), &[]), ips[2..]);
+        assert_eq!(tried(Locality::Proven(ips[1]), &[]), [ips[1], ips[0]]);
     }
 }

@@ -6,12 +6,12 @@
 //! they know it. The handshake and the sealed stream are those of the coordinator.
 //!
 //! A listener exists for as long as its process has a place in the job. The system refuses connections to the port of a
-//! process that has ended, and this refusal proves its end ([`ConnectError::Gone`]). So does the answer of a process
-//! with another key, such as a rank that was started again and has the same port. A stopped process accepts connections
-//! and stays silent.
+//! process that has ended, and this refusal proves its end ([`ConnectError::Gone`]) if it comes from the process's own
+//! host (`evidence`). So does the answer of a process with another key, such as a rank that was started again and has the
+//! same port. A stopped process accepts connections and stays silent.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -70,6 +70,8 @@ pub(crate) enum ConnectError {
     LeftBehind(LeftBehind),
     /// The member has left the job, whose latest agreements were decided so.
     Left(Vec<Decided>),
+    /// Nothing but refusals and other processes. They may be another host's, which has the same addresses.
+    Refused(String),
     /// No answer, which may change.
     Silent(String),
     /// The other end is Kolo, but with another version or other keys.
@@ -80,7 +82,10 @@ impl ConnectError {
     /// Returns the reason in words.
     pub(in crate::control) fn text(self) -> String {
         match self {
-            Self::Gone(text) | Self::Silent(text) | Self::Misfit { problem: text, .. } => text,
+            Self::Gone(text)
+            | Self::Refused(text)
+            | Self::Silent(text)
+            | Self::Misfit { problem: text, .. } => text,
             Self::LeftBehind(_) => "it has gone on without this rank".to_owned(),
             Self::Left(_) => "it has left the job".to_owned(),
         }
@@ -92,8 +97,11 @@ impl ConnectError {
 pub(in crate::control) enum Locality {
     /// It belongs to a thread of this process.
     SameProcess,
+    /// Its host has the same key as this one.
     SameHost,
     OtherHost,
+    /// This address is known to lead to its host; loopback if that is this host.
+    Proven(IpAddr),
 }
 
 impl Locality {
@@ -333,7 +341,7 @@ impl ListenerAddress {
     ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
         let (mut stream, at): (BoxedStream, _) = match locality {
             Locality::SameProcess => (Box::new(in_process::connect(self.id)?), None),
-            Locality::SameHost | Locality::OtherHost => {
+            Locality::SameHost | Locality::OtherHost | Locality::Proven(_) => {
                 let (stream, at) = connect_to_port(self, locality, credentials, patience).await?;
                 (stream, Some(at))
             }
@@ -490,12 +498,16 @@ mod tests {
             (Listener::open_port(&spec).await.unwrap(), Listener::open_port(&spec).await.unwrap());
         let before = ListenerAddress { id: 5, key: [5; 16], ..now.address().clone() };
         let opening = Opening::Connect { cookie: [7; 16], from: 1 };
-        for locality in [Locality::SameHost, Locality::OtherHost] {
+        let proven = Locality::Proven(Ipv4Addr::LOCALHOST.into());
+        for locality in [proven, Locality::SameHost, Locality::OtherHost] {
             let credentials = before.credentials(&spec);
             let error =
                 own.connect(&before, locality, credentials, &opening, Duration::from_secs(20)).await.err();
             match error {
-                Some(ConnectError::Gone(text)) => assert!(text.contains("its process has ended"), "{text}"),
+                Some(ConnectError::Gone(text)) if locality == proven => {
+                    assert!(text.contains("another process has"), "{text}")
+                }
+                Some(ConnectError::Refused(_)) if locality != proven => {}
                 other => panic!("{other:?}"),
             }
         }
