@@ -60,6 +60,8 @@ struct Pending {
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) socket: Socket,
+    /// Time at which its hello was judged.
+    pub(super) since: Instant,
     pub(super) from: Option<SocketAddr>,
     pub(super) is_relayed: bool,
     pub(super) hello: Hello,
@@ -169,7 +171,7 @@ impl Acceptor {
                 }
                 Heard::Peer(hello) => {
                     let Pending { socket, from, is_relayed, hello: bytes, .. } = self.pending.swap_remove(at);
-                    arrivals.push(Arrival { socket, from, is_relayed, hello, bytes });
+                    arrivals.push(Arrival { socket, since: now, from, is_relayed, hello, bytes });
                 }
                 Heard::Rejected(why, verdict) => {
                     let answer = verdict.map(|verdict| {

@@ -79,7 +79,7 @@ impl TcpEndpoint {
         }
         moved |= self.step_strands(now);
         // This comes after the dials, which may have been welcomed meanwhile.
-        moved |= self.receive_all(arrivals);
+        moved |= self.receive_all(arrivals, now);
         moved |= self.look_after_awaited(now, events);
         if !moved && self.acceptor.is_quiet() {
             moved |= self.miss_the_gone(events);

@@ -6,7 +6,9 @@
 //!
 //! 1. The higher rank welcomes the lower's hello even while it dials itself, and gives its own dial up.
 //! 2. The lower rank welcomes the higher's hello unless its own hello is on its way, which the higher rank may have
-//!    welcomed. In that case the arrival stays pending until the lower rank's dial has succeeded or failed.
+//!    welcomed. In that case the arrival stays pending until the lower rank's dial has succeeded or failed, or for
+//!    [`dial_timeout`](super::options::TcpOptions): a higher rank that had received the lower's hello would have answered it by then, so
+//!    something on the way has taken it.
 //!
 //! The end whose dial won dials the next channels to that peer at once, and the other end waits for it.
 
@@ -43,25 +45,28 @@ impl TcpEndpoint {
     }
 
     /// Decides on new and deferred arrivals. Returns whether anything happened.
-    pub(super) fn receive_all(&mut self, mut arrivals: Vec<Arrival>) -> bool {
+    pub(super) fn receive_all(&mut self, mut arrivals: Vec<Arrival>, now: Instant) -> bool {
         let waited = std::mem::take(&mut self.deferred);
         let mut moved = !arrivals.is_empty();
         for arrival in waited.into_iter().chain(arrivals.drain(..)) {
-            moved |= self.receive(arrival);
+            moved |= self.receive(arrival, now);
         }
         self.arrivals = arrivals;
         moved
     }
 
     /// Decides on an arrival; returns whether it is settled.
-    fn receive(&mut self, arrival: Arrival) -> bool {
-        let Judgement::Answer(verdict) = self.judge(&arrival.hello) else {
-            if !socket::is_at_end(&arrival.socket) {
+    fn receive(&mut self, arrival: Arrival, now: Instant) -> bool {
+        let verdict = match self.judge(&arrival.hello) {
+            Judgement::Answer(verdict) => verdict,
+            Judgement::Wait if socket::is_at_end(&arrival.socket) => return false,
+            Judgement::Wait if now < self.deferred_until(&arrival) => {
                 self.deferred.push(arrival);
+                return false;
             }
-            return false;
+            Judgement::Wait => Verdict::Welcome,
         };
-        let Arrival { socket, from, is_relayed, hello, bytes } = arrival;
+        let Arrival { socket, from, is_relayed, hello, bytes, .. } = arrival;
         let on = Channel { peer: hello.from, index: hello.channel };
         let answer = answer_of(&self.me, verdict).encode(Some((&bytes, &self.me.key)));
         // The socket's buffer is empty: the answer is sent whole, or the peer has gone.
@@ -91,6 +96,11 @@ impl TcpEndpoint {
             self.open(number, socket, Route { remote: from, congestion, is_dialed: false, is_relayed });
         }
         true
+    }
+
+    /// Returns the time until which an arrival waits for the outcome of this end's own dial.
+    pub(super) fn deferred_until(&self, arrival: &Arrival) -> Instant {
+        arrival.since + self.options.dial_timeout
     }
 
     fn judge(&mut self, hello: &Hello) -> Judgement {
@@ -153,6 +163,7 @@ impl TcpEndpoint {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
     use std::time::Duration;
 
     use super::super::{TcpEndpoint, TcpOptions};
@@ -228,6 +239,18 @@ mod tests {
                 exchange(&mut ends, 1 - from, None);
             }
         }
+    }
+
+    #[test]
+    fn the_higher_ranks_connection_counts_if_something_else_takes_the_lower_ranks_hello() {
+        let mut ends = world();
+        let mute = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        ends[0].options.dial_timeout = Duration::from_millis(100);
+        ends[0].peers[1].candidates.truncate(1);
+        ends[0].peers[1].candidates[0].to = mute.local_addr().unwrap();
+        exchange(&mut ends, 1, Some(0));
+        assert!(ends[0].deferred.is_empty());
+        assert_eq!(ends[0].peers[1].dials_first, Some(false));
     }
 
     #[test]
