@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::NAME;
 use super::congestion;
-use super::dial::{Dial, Dialed};
+use super::dial::{Dial, Dialed, Failure};
 use super::endpoint::TcpEndpoint;
 use super::link::{Awaiting, Route, State, Strands};
 use super::park::Whose;
@@ -143,8 +143,8 @@ impl TcpEndpoint {
                 self.lose(peer, cause, events);
                 false
             }
-            Dialed::Failed { tried, is_silent } if is_silent || self.me.rank > peer => {
-                self.leave_it_to_the_peer(number, tried, now);
+            Dialed::Failed { tried, by } if by != Failure::Answer || self.me.rank > peer => {
+                self.leave_it_to_the_peer(number, tried, by, now);
                 false
             }
             Dialed::Failed { tried, .. } => {

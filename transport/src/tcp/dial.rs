@@ -52,6 +52,8 @@ pub(super) struct Dial {
     failures: Vec<String>,
     /// Whether one of the failures was silence or an unreachable address.
     is_silent: bool,
+    /// Whether one of the addresses that failed had taken the hello, or a part of it.
+    was_heard: bool,
     /// Time since which there has been no descriptor for the next attempt.
     hungry_since: Option<Instant>,
     /// The relay, while it is not being asked. It is asked at its set time, unless an address has let this end connect,
@@ -105,11 +107,22 @@ pub(super) enum Dialed {
     Failed {
         /// The addresses tried.
         tried: String,
-        /// Whether an address did not answer or is unreachable: the peer may still get through to this end.
-        is_silent: bool,
+        by: Failure,
     },
     /// The system has had no descriptor for a connection for [`STARVED_FOR`].
     Starved(std::io::Error),
+}
+
+/// How the addresses have failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// One did not answer, or is unreachable: the peer may still get through to this end.
+    Silence,
+    /// No connection was made, since all were refused: by the peer's host, or by a firewall on the way, through which
+    /// the peer may still get.
+    Refusal,
+    /// Something has taken the hello.
+    Answer,
 }
 
 impl Dial {
@@ -133,6 +146,7 @@ impl Dial {
             next_at: now,
             failures: Vec::new(),
             is_silent: false,
+            was_heard: false,
             hungry_since: None,
             relay: None,
         }
@@ -226,7 +240,12 @@ impl Dial {
         if self.attempts.is_empty() && self.waiting.is_empty() && self.relay.is_none() {
             let tried =
                 if self.failures.is_empty() { "no address".to_owned() } else { self.failures.join("; ") };
-            return Dialed::Failed { tried, is_silent: self.is_silent };
+            let by = match (self.is_silent, self.was_heard) {
+                (true, _) => Failure::Silence,
+                (false, true) => Failure::Answer,
+                (false, false) => Failure::Refusal,
+            };
+            return Dialed::Failed { tried, by };
         }
         Dialed::Waiting
     }
@@ -320,6 +339,7 @@ impl Dial {
 
     fn fail(&mut self, at: usize, why: &str, now: Instant) {
         let attempt = self.attempts.swap_remove(at);
+        self.was_heard |= attempt.sent > 0;
         let Candidate { to, interface, .. } = attempt.candidate;
         self.failures.push(format!("{to} ({interface}): {why}"));
         self.next_at = now;

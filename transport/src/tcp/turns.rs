@@ -17,6 +17,7 @@ use std::time::Instant;
 use super::NAME;
 use super::accept::{Arrival, answer_of};
 use super::congestion;
+use super::dial::Failure;
 use super::endpoint::TcpEndpoint;
 use super::link::{Awaiting, Route, State};
 use super::socket;
@@ -153,10 +154,15 @@ impl TcpEndpoint {
 
     /// Leaves the connection to the peer after this end's dial has failed. The peer may get through; the lower rank
     /// reports an error if it does not in time.
-    pub(super) fn leave_it_to_the_peer(&mut self, number: u32, tried: String, now: Instant) {
+    pub(super) fn leave_it_to_the_peer(&mut self, number: u32, tried: String, by: Failure, now: Instant) {
         let is_lower = self.me.rank < self.links[number as usize].channel.peer;
-        // If the peer has posted, it began to dial long ago.
-        let lose_at = is_lower.then(|| now + self.options.dial_timeout / 2);
+        // If the peer has posted, it began to dial long ago. After a refusal, which comes at once, it is about to; mostly
+        // the peer has ended.
+        let patience = match by {
+            Failure::Silence | Failure::Answer => self.options.dial_timeout / 2,
+            Failure::Refusal => self.options.dial_patience * 2,
+        };
+        let lose_at = is_lower.then(|| now + patience);
         self.await_peer(number, Awaiting { dial_at: None, lose_at, tried: Some(tried) });
     }
 }
@@ -239,6 +245,18 @@ mod tests {
                 exchange(&mut ends, 1 - from, None);
             }
         }
+    }
+
+    #[test]
+    fn the_higher_rank_gets_through_a_firewall_that_refuses_the_lower_ones_connections() {
+        let mut ends = world();
+        // Nobody listens there any more.
+        let refused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        ends[0].options.dial_patience = Duration::from_secs(10);
+        ends[0].peers[1].candidates.truncate(1);
+        ends[0].peers[1].candidates[0].to = refused;
+        exchange(&mut ends, 1, Some(0));
+        assert_eq!(ends[0].peers[1].dials_first, Some(false));
     }
 
     #[test]

@@ -75,7 +75,7 @@ fn an_address_that_hangs_up_is_tried_again_after_a_while() {
     assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
     drop(busy.accept().unwrap());
     let began = Instant::now();
-    while !matches!(dial.step(now, &options, |_| {}), Dialed::Failed { is_silent: false, .. }) {
+    while !matches!(dial.step(now, &options, |_| {}), Dialed::Failed { by: Failure::Answer, .. }) {
         assert!(began.elapsed() < Duration::from_secs(20), "it gives up");
     }
 }
@@ -181,7 +181,7 @@ fn a_relay_without_room_is_asked_again_until_the_time_is_over() {
     let mut alone = dial();
     drop(called(&mut alone, began));
     let late = began + options.dial_timeout;
-    while !matches!(alone.step(late, &options, |_| {}), Dialed::Failed { is_silent: true, .. }) {
+    while !matches!(alone.step(late, &options, |_| {}), Dialed::Failed { by: Failure::Silence, .. }) {
         assert!(began.elapsed() < Duration::from_secs(20), "it gives up");
     }
 }
