@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
@@ -322,7 +322,8 @@ impl Search {
         on_silence: OnSilence,
     ) -> Result<Connected, AttemptError> {
         let again = |doing: &str, error: io::Error| AttemptError::Retry(format!("{doing}: {error}"));
-        let hello = encode(&ToCoordinator::Hello(hello(spec, listener)));
+        let own = stream.ends().map(|[own, _]| own);
+        let hello = encode(&ToCoordinator::Hello(hello(spec, listener, own)));
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
         let tcp = stream.tcp_handle();
@@ -429,8 +430,8 @@ impl Search {
     }
 }
 
-/// Makes a rank's first message.
-fn hello(spec: &JoinSpec, listener: Option<&Listener>) -> Hello {
+/// Makes the first message of a rank that has reached the coordinator from address `own`.
+fn hello(spec: &JoinSpec, listener: Option<&Listener>, own: Option<IpAddr>) -> Hello {
     Hello {
         peer: PeerInfo {
             rank: spec.rank,
@@ -443,7 +444,7 @@ fn hello(spec: &JoinSpec, listener: Option<&Listener>) -> Hello {
         world_size: spec.world_size,
         job: clip(spec.job.clone(), MAX_NAME_BYTES),
         source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
-        listener: listener.map(|listener| listener.address().clone()),
+        listener: listener.map(|listener| listener.address_with(own)),
     }
 }
 

@@ -215,6 +215,18 @@ impl Listener {
         &self.address
     }
 
+    /// Returns the same with `own` as the first address, if it is one of them: others most likely reach it there too.
+    pub(in crate::control) fn address_with(&self, own: Option<IpAddr>) -> ListenerAddress {
+        let mut address = self.address.clone();
+        let own = own.filter(|own| !own.is_loopback());
+        let mut all = self.port.iter().flat_map(|open| &open.addresses);
+        if let Some(&first) = all.find(|at| Some(at.ip()) == own) {
+            address.addresses.retain(|at| *at != first);
+            address.addresses.insert(0, first);
+        }
+        address.bounded()
+    }
+
     /// Sends connections from members of this job to `events` from now on.
     pub(super) fn move_in(&self, cookie: Cookie, events: &mpsc::UnboundedSender<Event>) {
         self.services.send_modify(|services| {
@@ -364,6 +376,11 @@ impl ListenerAddress {
         }
     }
 
+    /// Whether both are addresses of one listener.
+    pub(in crate::control) fn is_of(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+
     /// Returns the port, if other processes can connect to this listener.
     pub(in crate::control) fn port(&self) -> Option<u16> {
         self.addresses.first().map(SocketAddr::port)
@@ -487,6 +504,20 @@ mod tests {
         }
         let worlds = &listener.services.borrow().worlds;
         assert!(worlds.len() <= 2 && worlds.contains_key(&[0; 16]), "{} control planes", worlds.len());
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn the_address_by_which_a_rank_reached_the_coordinator_comes_first() {
+        let spec = JoinSpec::new(0, 2, Locator::Local(Default::default()), "a test");
+        let mut listener = Listener::open_port(&spec).await.unwrap();
+        let all: Vec<SocketAddr> = (1..=20).map(|last| ([10, 0, 0, last], 7).into()).collect();
+        listener.port.as_mut().unwrap().addresses = all.clone();
+        listener.address.addresses = all.clone();
+        listener.address = listener.address.clone().bounded();
+        let told = |own: SocketAddr| listener.address_with(Some(own.ip())).addresses;
+        assert_eq!(told(all[0]), all[..MAX_LISTENER_ADDRESSES]);
+        assert_eq!((told(all[19])[0], told(all[19]).len()), (all[19], MAX_LISTENER_ADDRESSES));
+        assert_eq!(told(([192, 0, 2, 1], 7).into()), all[..MAX_LISTENER_ADDRESSES], "behind a NAT");
     }
 
     /// With a narrow KOLO_PORT_RANGE, a rank that is started again has the port of the one that has died.
