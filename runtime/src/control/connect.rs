@@ -322,8 +322,7 @@ impl Search {
         on_silence: OnSilence,
     ) -> Result<Connected, AttemptError> {
         let again = |doing: &str, error: io::Error| AttemptError::Retry(format!("{doing}: {error}"));
-        let own = stream.ends().map(|[own, _]| own);
-        let hello = encode(&ToCoordinator::Hello(hello(spec, listener, own)));
+        let hello = encode(&ToCoordinator::Hello(hello(spec, listener, stream.ends())));
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
         let tcp = stream.tcp_handle();
@@ -430,8 +429,8 @@ impl Search {
     }
 }
 
-/// Makes the first message of a rank that has reached the coordinator from address `own`.
-fn hello(spec: &JoinSpec, listener: Option<&Listener>, own: Option<IpAddr>) -> Hello {
+/// Makes the first message of a rank over a connection to the coordinator with these ends.
+fn hello(spec: &JoinSpec, listener: Option<&Listener>, ends: Option<[IpAddr; 2]>) -> Hello {
     Hello {
         peer: PeerInfo {
             rank: spec.rank,
@@ -444,7 +443,7 @@ fn hello(spec: &JoinSpec, listener: Option<&Listener>, own: Option<IpAddr>) -> H
         world_size: spec.world_size,
         job: clip(spec.job.clone(), MAX_NAME_BYTES),
         source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
-        listener: listener.map(|listener| listener.address_with(own)),
+        listener: listener.map(|listener| listener.address_with(ends.map(|[own, _]| own))),
     }
 }
 

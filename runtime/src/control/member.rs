@@ -19,7 +19,6 @@ use super::connect::{Connected, Inbox, Received};
 use super::coordinator::write_frames;
 use super::forwarding::Forwarder;
 use super::host_monitor::{self, Check, HostMonitor};
-use super::peers::evidence::Seen;
 use super::registered::Registered;
 use super::stream::TcpHandle;
 use super::wire::{
@@ -37,8 +36,6 @@ pub(crate) struct Shared {
     pub(crate) peers: Vec<PeerInfo>,
     /// Address at which the coordinator listens.
     pub(crate) coordinator_at: Option<SocketAddr>,
-    /// The ends of the ranks' connections to the coordinator.
-    pub(super) seen: Vec<Option<Seen>>,
     state: Mutex<State>,
     changed: Condvar,
     queue: mpsc::UnboundedSender<Bytes>,
@@ -442,7 +439,6 @@ pub(crate) fn serve(
         cookie: connected.cookie,
         peers: std::mem::take(&mut connected.peers),
         coordinator_at: connected.coordinator_at,
-        seen: std::mem::take(&mut connected.seen),
         state: Mutex::new(State {
             coordinator: CoordinatorStanding::Open,
             lost: BTreeMap::new(),

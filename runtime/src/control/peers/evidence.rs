@@ -60,14 +60,19 @@ impl Rank<'_> {
     }
 }
 
-/// Returns where the other ranks are, by rank, as seen from this one.
-pub(super) fn localities(shared: &Shared, listeners: &[ListenerAddress]) -> Vec<Locality> {
+/// Returns where the other ranks are, by rank, as seen from this one. `seen` has the ends of their connections to the
+/// coordinator.
+pub(super) fn localities(
+    shared: &Shared,
+    listeners: &[ListenerAddress],
+    seen: &[Option<Seen>],
+) -> Vec<Locality> {
     let none = ListenerAddress::default();
     let rank = |number: usize| Rank {
         number: number as u32,
         host_key: shared.peers[number].host_key,
         listener: listeners.get(number).unwrap_or(&none),
-        seen: shared.seen.get(number).copied().flatten(),
+        seen: seen.get(number).copied().flatten(),
     };
     let (own, reached) = (rank(shared.rank as usize), shared.coordinator_at.map(|at| at.ip().to_canonical()));
     (0..shared.peers.len()).map(|number| locality(own, rank(number), reached)).collect()

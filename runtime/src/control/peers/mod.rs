@@ -39,7 +39,7 @@ use crate::join::JoinSpec;
 use acceptor::{Opening, Scope};
 use connection::Connection;
 use dissemination::Abort;
-use evidence::localities;
+use evidence::{Seen, localities};
 use listener::{ConnectError, Listener, ListenerAddress, Locality};
 use reconnects::Reconnects;
 use rounds::{Receipt, RoundKey, Rounds};
@@ -143,14 +143,21 @@ pub(crate) struct Peers {
     /// Events that arrived before the task runs.
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
     listeners: Arc<[ListenerAddress]>,
+    localities: Vec<Locality>,
 }
 
 impl Peers {
     /// Makes the handle. From now on, connections from other members are accepted.
-    pub(super) fn new(shared: &Shared, listener: &Listener, listeners: Arc<[ListenerAddress]>) -> Self {
+    pub(super) fn new(
+        shared: &Shared,
+        listener: &Listener,
+        listeners: Arc<[ListenerAddress]>,
+        seen: &[Option<Seen>],
+    ) -> Self {
         let (events, inbox) = mpsc::unbounded_channel();
         listener.move_in(shared.cookie, &events);
-        Self { events, inbox: Mutex::new(Some(inbox)), listeners }
+        let localities = localities(shared, &listeners, seen);
+        Self { events, inbox: Mutex::new(Some(inbox)), listeners, localities }
     }
 
     /// Returns the listener of a rank.
@@ -169,7 +176,7 @@ impl Peers {
         let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(inbox) = inbox else { return };
         let task = Task {
-            localities: localities(&shared, &self.listeners),
+            localities: self.localities.clone(),
             rounds: Rounds::new(shared.rank, Instant::now()),
             shared,
             listener,
