@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
@@ -14,6 +14,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
 use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
+use super::peers::evidence::Seen;
 use super::peers::listener::{ConnectError, Listener, ListenerAddress};
 use super::regroup::Regroup;
 use super::stream::{self, TcpHandle};
@@ -53,6 +54,8 @@ pub(crate) struct Connected {
     pub(crate) cookie: Cookie,
     pub(crate) peers: Vec<PeerInfo>,
     pub(crate) listeners: Vec<Option<ListenerAddress>>,
+    /// The ends of the ranks' connections to the coordinator.
+    pub(super) seen: Vec<Option<Seen>>,
     /// The encoded welcome, if this rank is to pass it on.
     pub(crate) welcome: Option<Vec<u8>>,
     /// Messages that came before the welcome.
@@ -236,9 +239,9 @@ impl Search {
             (None, Locator::Survivors(regroup)) => match Regroup::of(regroup) {
                 Some(regroup) => {
                     let (stream, at) = regroup.connect(spec).await.map_err(|error| match error {
-                        error @ (ConnectError::Silent(_) | ConnectError::Misfit { .. }) => {
-                            AttemptError::Retry(error.text())
-                        }
+                        error @ (ConnectError::Silent(_)
+                        | ConnectError::Refused(_)
+                        | ConnectError::Misfit { .. }) => AttemptError::Retry(error.text()),
                         error => AttemptError::Fatal(Error::Join {
                             rank: Some(spec.rank),
                             kind: JoinFailure::Survivors,
@@ -343,7 +346,7 @@ impl Search {
         listener: Option<&Listener>,
         on_silence: OnSilence,
     ) -> Result<Connected, AttemptError> {
-        let hello = encode(&ToCoordinator::Hello(hello(spec, listener)));
+        let hello = encode(&ToCoordinator::Hello(hello(spec, listener, stream.ends())));
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
         let tcp = stream.tcp_handle();
@@ -374,7 +377,7 @@ impl Search {
                     let _ = writer.write_all(&beat).await;
                     let _ = writer.flush().await;
                 }
-                FromCoordinator::Welcome { cookie, peers, listeners } => {
+                FromCoordinator::Welcome { cookie, peers, listeners, seen } => {
                     check_peers(&peers, spec.world_size)
                         .map_err(|problem| AttemptError::Retry(format!("rank 0's welcome: {problem}")))?;
                     let coordinator_at = self.reached;
@@ -384,6 +387,7 @@ impl Search {
                         cookie,
                         peers,
                         listeners,
+                        seen,
                         welcome,
                         early,
                         on_silence,
@@ -449,8 +453,8 @@ impl Search {
     }
 }
 
-/// Makes a rank's first message.
-fn hello(spec: &JoinSpec, listener: Option<&Listener>) -> Hello {
+/// Makes the first message of a rank over a connection to the coordinator with these ends.
+fn hello(spec: &JoinSpec, listener: Option<&Listener>, ends: Option<[IpAddr; 2]>) -> Hello {
     Hello {
         peer: PeerInfo {
             rank: spec.rank,
@@ -463,7 +467,7 @@ fn hello(spec: &JoinSpec, listener: Option<&Listener>) -> Hello {
         world_size: spec.world_size,
         job: clip(spec.job.clone(), MAX_NAME_BYTES),
         source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
-        listener: listener.map(|listener| listener.address().clone()),
+        listener: listener.map(|listener| listener.address_with(ends.map(|[own, _]| own))),
     }
 }
 

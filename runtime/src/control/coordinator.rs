@@ -27,6 +27,7 @@ use super::coordinator_state::{Action, ConnectionId, CoordinatorState};
 use super::handshake::{Credentials, Rejection, greet_after, read_magic, read_start, too_many};
 use super::host_monitor::{self, HostMonitor, HostMonitors};
 use super::incoming::{Accepted, Incoming, accept, try_accept};
+use super::peers::evidence::Seen;
 use super::pending::{PendingConnections, ProgressCell};
 use super::relay::{Relay, read_call};
 pub(crate) use super::stream::BoxedStream;
@@ -248,8 +249,9 @@ impl Driver {
         match event {
             Event::Proven { stream, on_silence } => self.await_hello(stream, on_silence),
             Event::Greeted { stream, hello, on_silence } => {
+                let seen = Seen::on(&stream);
                 let connection = self.adopt(stream);
-                self.state.hello(connection, hello, on_silence, now);
+                self.state.hello(connection, seen, hello, on_silence, now);
             }
             Event::Publish { published } => self.published = Some(published),
             Event::Misfit { note } => self.state.note_misfit(note),

@@ -6,6 +6,7 @@ use super::OnSilence;
 use super::abort::Loss;
 use super::coordinator_exchange::Standing;
 use super::coordinator_state::ConnectionId;
+use super::peers::evidence::Seen;
 use super::peers::listener::ListenerAddress;
 use super::wire::{Hello, PeerInfo, Refusal, clip};
 use crate::error::JoinFailure;
@@ -52,6 +53,8 @@ pub(crate) struct Present {
     pub(crate) connection: ConnectionId,
     pub(crate) peer: PeerInfo,
     pub(crate) listener: Option<ListenerAddress>,
+    /// The ends of its connection.
+    pub(crate) seen: Option<Seen>,
     /// Whether silence counts as a failure. In-process connections send no heartbeats, so there it does not.
     pub(crate) on_silence: OnSilence,
     pub(crate) heard: Instant,
@@ -61,14 +64,13 @@ pub(crate) struct Present {
 }
 
 impl Present {
-    pub(crate) const fn new(
+    pub(crate) fn new(
         connection: ConnectionId,
-        peer: PeerInfo,
-        listener: Option<ListenerAddress>,
+        (peer, listener, seen): (PeerInfo, Option<ListenerAddress>, Option<Seen>),
         on_silence: OnSilence,
         now: Instant,
     ) -> Self {
-        Self { connection, peer, listener, on_silence, heard: now, suspected: false, claimed: None }
+        Self { connection, peer, listener, seen, on_silence, heard: now, suspected: false, claimed: None }
     }
 
     /// Whether it is open which of two processes is this rank: this one, once it sends a heartbeat in answer to one that was sent after

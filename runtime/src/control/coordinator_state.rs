@@ -23,6 +23,7 @@ use super::coordinator_ranks::{
     CoordinatorSettings, Phase, Present, RankState, describe, objection, standing,
 };
 use super::forwarding::InFlight;
+use super::peers::evidence::Seen;
 use super::peers::listener::ListenerAddress;
 use super::ranks;
 use super::wire::{FromCoordinator, Hello, Refusal, ToCoordinator, clip, encode, remember};
@@ -162,10 +163,11 @@ impl CoordinatorState {
         self.rejected = rejected;
     }
 
-    /// Handles a rank's introduction.
+    /// Handles a rank's introduction over a connection with the ends `seen`.
     pub(crate) fn hello(
         &mut self,
         connection: ConnectionId,
+        seen: Option<Seen>,
         hello: Hello,
         on_silence: OnSilence,
         now: Instant,
@@ -187,7 +189,7 @@ impl CoordinatorState {
         peer.version = clip(peer.version, MAX_NAME_BYTES);
         let (rank, listener) = (peer.rank, hello.listener.map(ListenerAddress::bounded));
         self.states[rank as usize] =
-            RankState::Present(Present::new(connection, peer, listener, on_silence, now));
+            RankState::Present(Present::new(connection, (peer, listener, seen), on_silence, now));
         self.ranks.insert(connection, rank);
         tracing::debug!(rank, who, "a rank joined");
         self.welcome_if_complete(now);
@@ -213,6 +215,7 @@ impl CoordinatorState {
             cookie: self.settings.cookie,
             peers: present().map(|present| present.peer.clone()).collect(),
             listeners: present().map(|present| present.listener.clone()).collect(),
+            seen: present().map(|present| present.seen).collect(),
         };
         self.send_to_all_of(None, (0..self.settings.world_size).collect(), encode(&welcome));
     }

@@ -36,7 +36,7 @@ fn hello(rank: u32, world_size: u32) -> Hello {
 fn running(world_size: u32, now: Instant) -> CoordinatorState {
     let mut coordinator = coordinator(world_size, now);
     for rank in 0..world_size {
-        coordinator.hello(u64::from(rank), hello(rank, world_size), OnSilence::Fail, now);
+        coordinator.hello(u64::from(rank), None, hello(rank, world_size), OnSilence::Fail, now);
     }
     let _ = coordinator.take_actions();
     coordinator
@@ -92,13 +92,13 @@ fn the_welcome_excuses_the_silence_before_it() {
     let Liveness { heartbeat, dead_after, .. } = Liveness::default();
     let mut coordinator = coordinator(2, begin);
     coordinator.phase = Phase::Gathering { deadline: begin + 2 * dead_after };
-    coordinator.hello(0, hello(0, 2), OnSilence::Fail, begin);
+    coordinator.hello(0, None, hello(0, 2), OnSilence::Fail, begin);
     let mut now = begin;
     while now + heartbeat < begin + dead_after {
         now += heartbeat;
         coordinator.tick(now);
     }
-    coordinator.hello(1, hello(1, 2), OnSilence::Fail, now);
+    coordinator.hello(1, None, hello(1, 2), OnSilence::Fail, now);
     for _ in 0..2 {
         now += heartbeat;
         coordinator.tick(now);
@@ -112,9 +112,9 @@ fn the_welcome_excuses_the_silence_before_it() {
 fn claimed(coordinator: &mut CoordinatorState, lives: bool, beats: u32) -> (Instant, bool) {
     let mut now = coordinator.next_tick;
     for rank in [0, 1] {
-        coordinator.hello(rank.into(), hello(rank, 3), OnSilence::Fail, now);
+        coordinator.hello(rank.into(), None, hello(rank, 3), OnSilence::Fail, now);
     }
-    coordinator.hello(8, hello(1, 3), OnSilence::Fail, now);
+    coordinator.hello(8, None, hello(1, 3), OnSilence::Fail, now);
     let (sent, closed) = told(coordinator);
     assert!(
         matches!(sent.last(), Some((8, FromCoordinator::Refused(Refusal { retry: true, .. })))),
@@ -129,7 +129,7 @@ fn claimed(coordinator: &mut CoordinatorState, lives: bool, beats: u32) -> (Inst
         }
     }
     let _ = told(coordinator);
-    coordinator.hello(9, hello(1, 3), OnSilence::Fail, now);
+    coordinator.hello(9, None, hello(1, 3), OnSilence::Fail, now);
     let refused = |(to, message): &(u64, FromCoordinator)| match message {
         FromCoordinator::Refused(refusal) if *to == 9 => Some(!refusal.retry),
         _ => None,
@@ -155,7 +155,7 @@ fn a_second_process_with_the_same_rank_is_refused_if_the_first_one_lives() {
     assert!(is_refused && coordinator.connection_of(1) == Some(1));
     // The next claim may be that of the first one, restarted.
     let later = now + 4 * Liveness::default().heartbeat;
-    coordinator.hello(10, hello(1, 3), OnSilence::Fail, later);
+    coordinator.hello(10, None, hello(1, 3), OnSilence::Fail, later);
     let (sent, _) = told(&mut coordinator);
     assert!(matches!(sent[..], [(10, FromCoordinator::Refused(Refusal { retry: true, .. }))]), "{sent:?}");
 }
@@ -165,7 +165,7 @@ fn a_job_does_not_begin_while_two_processes_claim_a_rank() {
     for lives in [false, true] {
         let mut coordinator = coordinator(3, Instant::now());
         let (mut now, _) = claimed(&mut coordinator, lives, 0);
-        coordinator.hello(2, hello(2, 3), OnSilence::Fail, now);
+        coordinator.hello(2, None, hello(2, 3), OnSilence::Fail, now);
         assert!(matches!(coordinator.phase, Phase::Gathering { .. }));
         for _ in 0..5 {
             now += coordinator.settings.liveness.heartbeat;
@@ -175,7 +175,7 @@ fn a_job_does_not_begin_while_two_processes_claim_a_rank() {
             coordinator.tick(now);
         }
         assert_eq!(coordinator.phase == Phase::Running, lives);
-        coordinator.hello(11, hello(1, 3), OnSilence::Fail, now);
+        coordinator.hello(11, None, hello(1, 3), OnSilence::Fail, now);
         assert_eq!(
             (coordinator.phase, coordinator.connection_of(1)),
             (Phase::Running, Some(if lives { 1 } else { 11 }))
@@ -295,7 +295,7 @@ fn newcomers_to_an_ending_coordinator_are_to_try_again() {
     let now = Instant::now();
     let mut coordinator = running(2, now);
     coordinator.linger(Duration::from_secs(5), Vec::new(), now);
-    coordinator.hello(9, hello(0, 2), OnSilence::Fail, now);
+    coordinator.hello(9, None, hello(0, 2), OnSilence::Fail, now);
     let (sent, closed) = told(&mut coordinator);
     assert!(matches!(&sent[..], [(9, FromCoordinator::Refused(Refusal { retry: true, .. }))]), "{sent:?}");
     assert_eq!(closed, [9]);
@@ -444,7 +444,7 @@ proptest! {
                 // The driver numbers connections, and each introduces itself only once.
                 Fact::Hello { connection, rank, world_size } => {
                     if known.insert(connection) {
-                        coordinator.hello(connection, hello(rank, world_size), OnSilence::Fail, now);
+                        coordinator.hello(connection, None, hello(rank, world_size), OnSilence::Fail, now);
                     }
                 }
                 Fact::Message { connection, message } => {

@@ -9,6 +9,7 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 
 use super::handshake::{Credentials, greet_rank};
+use super::peers::evidence::Seen;
 use super::wire::{ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, read_frame};
 use super::{AbortCause, AbortKind, Control, ControlRuntime, Membership, Purpose, Until};
 use crate::error::Error;
@@ -39,8 +40,12 @@ fn join(peers: Vec<PeerInfo>, blobs: usize) -> Result<Control, Error> {
                     let mut stream = BufReader::new(stream);
                     let _ = read_frame(&mut stream, MAX_HELLO_FRAME).await;
                     let listeners = Vec::new();
-                    let welcome =
-                        FromCoordinator::Welcome { cookie: [3; 16], peers: peers.clone(), listeners };
+                    let welcome = FromCoordinator::Welcome {
+                        cookie: [3; 16],
+                        peers: peers.clone(),
+                        listeners,
+                        seen: Vec::new(),
+                    };
                     let _ = stream.write_all(&encode(&welcome)).await;
                     while let Ok(Some(frame)) = read_frame(&mut stream, 1 << 20).await {
                         if let Ok(ToCoordinator::Exchange { key, .. }) = decode(&frame) {
@@ -109,7 +114,9 @@ fn members_of_a_silent_coordinator(count: u32) -> Vec<Membership> {
             streams.push(stream);
         }
         let (peers, listeners) = ranks.into_values().unzip();
-        let welcome = encode(&FromCoordinator::Welcome { cookie: [3; 16], peers, listeners });
+        let local = Seen { rank: Ipv4Addr::LOCALHOST.into(), coordinator: Ipv4Addr::LOCALHOST.into() };
+        let seen = vec![Some(local); count as usize];
+        let welcome = encode(&FromCoordinator::Welcome { cookie: [3; 16], peers, listeners, seen });
         for stream in &mut streams {
             stream.write_all(&welcome).await.unwrap();
         }

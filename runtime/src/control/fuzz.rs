@@ -133,6 +133,7 @@ pub(crate) fn coordinator_state(script: &[u8]) {
                 coordinator.closed(connection, Loss::new(LossCause::Closed, "gone"));
                 coordinator.hello(
                     connection,
+                    None,
                     hello,
                     if step % 2 == 0 { OnSilence::Fail } else { OnSilence::Ignore },
                     now,

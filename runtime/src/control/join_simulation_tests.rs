@@ -159,7 +159,7 @@ impl Job {
             match self.all[number].take().expect("its event") {
                 Event::Told { rank, message, hops } => self.told(rank, &message, hops, now),
                 Event::Heard { rank, message: ToCoordinator::Hello(hello) } => {
-                    self.coordinator.hello(rank.into(), hello, OnSilence::Fail, now);
+                    self.coordinator.hello(rank.into(), None, hello, OnSilence::Fail, now);
                 }
                 Event::Heard { rank, message } => {
                     self.coordinator.message(rank.into(), message, now).expect("a message in its place");

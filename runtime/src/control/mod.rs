@@ -107,6 +107,7 @@ use hmac::Mac as _;
 use incoming::Incoming;
 use member::{CoordinatorStanding, Shared};
 use peers::Peers;
+use peers::evidence::Seen;
 use peers::listener::Listener;
 use regroup::Regroup;
 use tokio::sync::oneshot;
@@ -186,7 +187,7 @@ impl Control {
         runtime.spawn(async move {
             let _ = report.send(join_all(&task, alarms).await);
         });
-        let Joined { shared, coordinator, listener, listeners } =
+        let Joined { shared, coordinator, listener, listeners, seen } =
             outcome.recv().map_err(|_| Error::Join {
                 rank: Some(spec.rank),
                 kind: JoinFailure::Interrupted,
@@ -194,7 +195,7 @@ impl Control {
                 remedy: "Keep the ControlRuntime alive until join has returned".into(),
             })??;
         let peers = listener.as_ref().map(|listener| {
-            let peers = Peers::new(&shared, listener, listeners);
+            let peers = Peers::new(&shared, listener, listeners, &seen);
             peers.start(runtime, spec, shared.clone(), listener.clone());
             peers
         });
@@ -441,6 +442,8 @@ struct Joined {
     listener: Option<Arc<Listener>>,
     /// The listeners of all ranks.
     listeners: Arc<[ListenerAddress]>,
+    /// The ends of the ranks' connections to the coordinator.
+    seen: Vec<Option<Seen>>,
 }
 
 /// Joins, on the control thread: rank 0 starts the coordinator, and all ranks open their listeners and become members.
@@ -481,6 +484,7 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
         std::mem::take(&mut connected.listeners).into_iter().map(Option::unwrap_or_default).collect();
     let forwarder = forwards(spec).then(|| Forwarder::new(spec, listeners.clone()));
     Ok(Joined {
+        seen: std::mem::take(&mut connected.seen),
         shared: member::serve(spec.rank, connected, spec.liveness, forwarder),
         coordinator,
         listener,

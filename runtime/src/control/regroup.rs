@@ -205,7 +205,7 @@ impl Control {
         let at = at.ok_or_else(|| missing("the address of the lowest rank is not known"))?;
         let center = ranks
             .iter()
-            .find(|rank| self.member_address(**rank).is_some_and(|own| own.listener == at.listener));
+            .find(|rank| self.member_address(**rank).is_some_and(|own| own.listener.is_of(&at.listener)));
         let locality = Locality::of_hosts(self.peer_info()[spec.rank as usize].host_key, at.host_key);
         let regroup = Regroup { listener: listener.clone(), at: at.listener, locality, regroup_id };
         let left = deadline.saturating_duration_since(Instant::now());

@@ -6,14 +6,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kolo_transport::tcp::{RELAY_CALL_BYTES, RELAY_MAGIC_BYTES, RELAY_READY, RelayCall};
+use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
 use crate::job::Cookie;
-
-/// Most ends that wait for their partner. Each takes a descriptor. Further ends are dropped and try again.
-const WAITING_MAX: usize = 512;
 
 /// Bytes that the relay copies at a time, in each direction of a pair: few system calls for long messages, and little
 /// memory.
@@ -23,9 +21,19 @@ const COPY_BYTES: usize = 128 << 10;
 type Pair = (u64, u64, u16);
 
 /// The relay's state: the ends that wait for their partner.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Relay {
     waiting: Mutex<HashMap<Pair, Waiting>>,
+    /// Most ends that wait. Further ones are dropped and try again.
+    room: usize,
+}
+
+impl Default for Relay {
+    /// Leaves half of this process's descriptors to others, since each end that waits takes one.
+    fn default() -> Self {
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        Self { waiting: Mutex::default(), room: usize::try_from(descriptors / 2).unwrap_or(usize::MAX) }
+    }
 }
 
 /// An end that waits.
@@ -78,7 +86,7 @@ impl Relay {
                 Err(returned) => stream = returned,
             }
         }
-        if waiting.len() >= WAITING_MAX {
+        if waiting.len() >= self.room {
             return None;
         }
         let (partner, receiver) = oneshot::channel();
@@ -196,8 +204,8 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn ends_that_give_up_take_no_room() {
-        let relay = Arc::new(Relay::default());
-        for channel in 0..=WAITING_MAX as u16 {
+        let relay = Arc::new(Relay { waiting: Mutex::default(), room: 3 });
+        for channel in 0..=3 {
             drop(call(&relay, channel, channel % 2 == 0, COOKIE).await);
             emptied(&relay).await;
         }

@@ -1,7 +1,7 @@
 //! A connection that reports when the other end's kernel last acknowledged data, while tasks read and write it.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
@@ -18,6 +18,9 @@ use super::sealed::{Sealed, SessionKeys};
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     /// Returns a handle to the underlying TCP connection, if there is one to another host.
     fn tcp_handle(&self) -> Option<TcpHandle>;
+
+    /// Returns the addresses of this end and of the other. `None` within a process.
+    fn ends(&self) -> Option<[IpAddr; 2]>;
 }
 
 /// A stream of any kind.
@@ -27,11 +30,19 @@ impl Stream for DuplexStream {
     fn tcp_handle(&self) -> Option<TcpHandle> {
         None
     }
+
+    fn ends(&self) -> Option<[IpAddr; 2]> {
+        None
+    }
 }
 
 impl<S: Stream> Stream for Sealed<S> {
     fn tcp_handle(&self) -> Option<TcpHandle> {
         self.inner().tcp_handle()
+    }
+
+    fn ends(&self) -> Option<[IpAddr; 2]> {
+        self.inner().ends()
     }
 }
 
@@ -77,9 +88,13 @@ struct Connection(Arc<TcpStream>);
 
 impl Stream for Connection {
     fn tcp_handle(&self) -> Option<TcpHandle> {
-        let [here, there] = [self.0.local_addr(), self.0.peer_addr()].map(|at| at.ok().map(|at| at.ip()));
         // Both ends on one host share a kernel, which answers as long as the host runs at all.
-        (here != there).then(|| TcpHandle(Arc::downgrade(&self.0)))
+        self.ends().filter(|[here, there]| here != there).map(|_| TcpHandle(Arc::downgrade(&self.0)))
+    }
+
+    fn ends(&self) -> Option<[IpAddr; 2]> {
+        let [here, there] = [self.0.local_addr().ok()?, self.0.peer_addr().ok()?];
+        Some([here, there].map(|at| at.ip().to_canonical()))
     }
 }
 

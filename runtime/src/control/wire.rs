@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::abort::{AbortCause, Loss};
 use super::board::Account;
+use super::peers::evidence::Seen;
 use super::peers::listener::ListenerAddress;
 use crate::error::JoinFailure;
 use crate::job::Cookie;
@@ -118,6 +119,8 @@ pub(crate) enum FromCoordinator {
         peers: Vec<PeerInfo>,
         /// The listeners, by rank.
         listeners: Vec<Option<ListenerAddress>>,
+        /// The ends of the ranks' connections to the coordinator, by rank.
+        seen: Vec<Option<Seen>>,
     },
     /// A welcome, or the blobs of an exchange, which the receiver passes on to some of the other ranks: see
     /// `forwarding`.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Version of the protocol. It is raised whenever a message changes; the preamble's own layout never changes.
-pub(crate) const PROTOCOL: u32 = 10;
+pub(crate) const PROTOCOL: u32 = 11;
 
 /// Largest number of ranks in a job. The coordinator holds one descriptor and two small tasks per rank: 4096 of them
 /// stay well under the usual descriptor limit of large systems, and an abort reaches all ranks within some ten
@@ -158,7 +158,7 @@ const _: () = assert!(MAX_HELLO_FRAME < MAX_FRAME_TO_COORDINATOR);
 const _: () = assert!(MAX_FRAME_TO_COORDINATOR < MAX_FRAME_FROM_COORDINATOR);
 const _: () = assert!(MAX_BLOB_BYTES <= MAX_EXCHANGE_BYTES);
 const _: () = assert!(
-    MAX_WORLD_SIZE as usize * (2 * MAX_NAME_BYTES + MAX_LISTENER_BYTES + 64) < MAX_FRAME_FROM_COORDINATOR
+    MAX_WORLD_SIZE as usize * (2 * MAX_NAME_BYTES + MAX_LISTENER_BYTES + 128) < MAX_FRAME_FROM_COORDINATOR
 );
 const _: () = assert!(MAX_FRAME_FROM_COORDINATOR < u32::MAX as usize);
 

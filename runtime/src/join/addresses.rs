@@ -1,5 +1,6 @@
 //! This host's own addresses, and the identity that distinguishes hosts.
 
+use std::collections::HashSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
@@ -41,8 +42,7 @@ pub(crate) fn process_start(pid: u32) -> Option<u64> {
 /// addresses are left out, since they mean nothing without an interface.
 #[must_use]
 pub fn own_addresses() -> Vec<IpAddr> {
-    let mut found = parse_fib_trie(&fs::read_to_string("/proc/net/fib_trie").unwrap_or_default());
-    found.extend(parse_if_inet6(&fs::read_to_string("/proc/net/if_inet6").unwrap_or_default()));
+    let mut found = kolo_transport::tcp::addresses().unwrap_or_default();
     if !found.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)) {
         found.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
     }
@@ -50,8 +50,10 @@ pub fn own_addresses() -> Vec<IpAddr> {
         IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_unspecified(),
         IpAddr::V6(v6) => !v6.is_unicast_link_local() && !v6.is_unspecified(),
     });
-    found.sort_by_key(|address| (address.is_loopback(), address.is_ipv6()));
-    found.dedup();
+    found.sort_by_key(IpAddr::is_loopback);
+    // Several tunnels may have one address.
+    let mut seen = HashSet::new();
+    found.retain(|address| seen.insert(*address));
     found
 }
 
@@ -67,46 +69,14 @@ pub(crate) fn address_towards(far: IpAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified())
 }
 
-/// Parses local IPv4 addresses: leaves of the routing trie of type "host LOCAL".
-fn parse_fib_trie(text: &str) -> Vec<IpAddr> {
-    let mut found = Vec::new();
-    let mut leaf = None;
-    for line in text.lines() {
-        let line = line.trim_start();
-        if let Some(address) = line.strip_prefix("|-- ") {
-            leaf = address.parse::<Ipv4Addr>().ok();
-        } else if line.starts_with("/32 host LOCAL")
-            && let Some(address) = leaf
-            && !found.contains(&IpAddr::V4(address))
-        {
-            found.push(IpAddr::V4(address));
-        }
-    }
-    found
-}
-
-/// Parses IPv6 addresses: 32 hexadecimal digits at the start of each line.
-fn parse_if_inet6(text: &str) -> Vec<IpAddr> {
-    let digits = text.lines().filter_map(|line| line.split_ascii_whitespace().next());
-    digits
-        .filter(|digits| digits.len() == 32)
-        .filter_map(|digits| u128::from_str_radix(digits, 16).ok())
-        .map(|bits| IpAddr::V6(Ipv6Addr::from(bits)))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn kernel_tables_are_read() {
-        let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 10.1.2.0\n        /24 link UNICAST\n     |-- 10.1.2.9\n        \
-                    /32 host LOCAL\n     |-- 10.1.2.255\n        /32 link BROADCAST\n";
-        assert_eq!(parse_fib_trie(trie), ["10.1.2.9".parse::<IpAddr>().unwrap()]);
-        let inet6 = "20010db8000000000000000000000001 02 40 00 80 eth0\nbad line\n";
-        assert_eq!(parse_if_inet6(inet6), ["2001:db8::1".parse::<IpAddr>().unwrap()]);
-        assert!(own_addresses().iter().any(IpAddr::is_loopback));
+    fn loopback_comes_last() {
+        let own = own_addresses();
+        assert!(own.contains(&Ipv4Addr::LOCALHOST.into()) && own.is_sorted_by_key(IpAddr::is_loopback));
     }
 
     #[test]

@@ -22,7 +22,11 @@ use crate::job::RendezvousKey;
 /// Most bytes of the writer's host name that are shown.
 const HOST_BYTES: usize = 256;
 
-/// Most addresses in a notice. Rank 0 never writes so many, so a longer list is not a notice of Kolo's.
+/// Most addresses that rank 0 writes into a notice: the most promising ones. Some hosts have hundreds, one for each
+/// bridge of containers or service of a load balancer, and readers start to try the 32nd after 3 s.
+const MAX_WRITTEN: usize = 32;
+
+/// Most addresses in a notice that is read. Rank 0 never writes so many, so a longer list is not a notice of Kolo's.
 const MAX_ADDRESSES: usize = 256;
 
 /// Rank 0's publication. It is not printed, since it holds a key.
@@ -40,7 +44,9 @@ pub(crate) struct Notice {
 const FORMAT: u32 = 2;
 
 impl Notice {
-    pub(crate) fn new(addresses: Vec<SocketAddr>, key: &RendezvousKey) -> Self {
+    /// Makes a notice of the most promising addresses, which come first.
+    pub(crate) fn new(mut addresses: Vec<SocketAddr>, key: &RendezvousKey) -> Self {
+        addresses.truncate(MAX_WRITTEN);
         let pid = std::process::id();
         Self {
             kolo: FORMAT,
@@ -166,6 +172,13 @@ mod tests {
         drop(posted);
         assert!(!path.exists());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "no drafts are left");
+    }
+
+    #[test]
+    fn the_notice_of_a_host_with_very_many_addresses_is_read() {
+        let all: Vec<SocketAddr> = (0..1000).map(|port| ([10, 0, 0, 1], port).into()).collect();
+        let notice = Notice::parse(&Notice::new(all.clone(), &[7; 16]).to_json()).unwrap();
+        assert_eq!(notice.addresses, all[..MAX_WRITTEN]);
     }
 
     #[test]

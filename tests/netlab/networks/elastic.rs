@@ -16,6 +16,7 @@ use crate::joins::network;
 pub(crate) const TESTS: &[Test] = tests![
     Long the_others_sum_again_within_1300_ms_of_a_silent_cut,
     Long pauses_below_the_limit_are_no_loss,
+    Long the_last_rank_goes_on_alone_once_the_others_have_ended,
     Long of_a_parted_network_one_side_goes_on,
     Long whoever_is_left_behind_is_told,
     Long those_that_cannot_meet_are_relayed_after_a_loss_too,
@@ -184,6 +185,15 @@ fn pauses_below_the_limit_are_no_loss() {
     let ends: Vec<usize> = ends.collect();
     let said: Vec<&str> = group.ranks.iter().map(|process| process.said.as_str()).collect();
     assert!(ends.iter().all(|end| *end == 0), "{ends:?}: {said:#?}");
+}
+
+/// The rank must know of each other that it has ended: one that is merely silent might go on elsewhere.
+fn the_last_rank_goes_on_alone_once_the_others_have_ended() {
+    let Some(mut group) = Group::new("all others killed", &["run"], &[]) else { return };
+    let since = Instant::now();
+    without(3).into_iter().for_each(|rank| group.ranks[rank].signal(Signal::KILL));
+    group.sums_again(&[3], since);
+    group.stop(&[3]);
 }
 
 /// Of two equal halves, the one with rank 0 goes on; otherwise the larger part does. A host whose cable carries data in

@@ -17,7 +17,7 @@ use crate::endpoint::Channel;
 use crate::proof::Key;
 use crate::sys::descriptors::{self, STARVED_FOR};
 
-/// Maximum number of connections that have not identified themselves. If more come, the oldest is closed: a peer
+/// Maximum number of connections whose hello is awaited. If more come, the oldest is closed: a peer
 /// sends its hello at once, so the oldest is most likely a stranger. A peer that is hit dials again.
 const PENDING_MAX: usize = 256;
 
@@ -60,6 +60,8 @@ struct Pending {
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) socket: Socket,
+    /// Time at which its hello was judged.
+    pub(super) since: Instant,
     pub(super) from: Option<SocketAddr>,
     pub(super) is_relayed: bool,
     pub(super) hello: Hello,
@@ -82,8 +84,8 @@ pub(super) struct Acceptor {
     entrance: Entrance,
     pending: Vec<Pending>,
     pub(super) rejected: RejectedConnections,
-    /// Time since which no descriptor has been free for waiting connections.
-    hungry_since: Option<Instant>,
+    /// Time at which it is reported that connections wait and no descriptor is free for them.
+    starved_at: Option<Instant>,
 }
 
 impl Acceptor {
@@ -98,7 +100,7 @@ impl Acceptor {
             None => Entrance::Own(socket::listen(options.ports.clone())?),
         };
         let (pending, rejected) = (Vec::new(), RejectedConnections::default());
-        Ok(Self { entrance, pending, rejected, hungry_since: None })
+        Ok(Self { entrance, pending, rejected, starved_at: None })
     }
 
     /// Returns the address at which it listens.
@@ -127,7 +129,7 @@ impl Acceptor {
     /// Returns the time at which [`Acceptor::step`] has something to do even if nothing arrives.
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
         let silent = self.pending.iter().map(|pending| pending.since + options.hello_timeout);
-        silent.chain(self.hungry_since.map(|since| since + STARVED_FOR)).min()
+        silent.chain(self.starved_at).min()
     }
 
     pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
@@ -143,7 +145,8 @@ impl Acceptor {
     /// every new connection. Returns whether anything happened.
     ///
     /// # Errors
-    /// If a connection has waited for [`STARVED_FOR`] and the system has no free descriptor.
+    /// If a connection has waited for [`STARVED_FOR`] and the system has no free descriptor. The error is repeated as long
+    /// as that lasts, after as much time again.
     pub(super) fn step(
         &mut self,
         me: &Identity,
@@ -168,7 +171,7 @@ impl Acceptor {
                 }
                 Heard::Peer(hello) => {
                     let Pending { socket, from, is_relayed, hello: bytes, .. } = self.pending.swap_remove(at);
-                    arrivals.push(Arrival { socket, from, is_relayed, hello, bytes });
+                    arrivals.push(Arrival { socket, since: now, from, is_relayed, hello, bytes });
                 }
                 Heard::Rejected(why, verdict) => {
                     let answer = verdict.map(|verdict| {
@@ -197,21 +200,22 @@ impl Acceptor {
             match listener.accept() {
                 Ok((socket, from)) => {
                     moved = true;
-                    self.hungry_since = None;
+                    self.starved_at = None;
                     // A listener of both families reports IPv4 addresses as mapped into IPv6.
                     let from = from.as_socket().map(|a| SocketAddr::new(a.ip().to_canonical(), a.port()));
                     self.admit(socket, (from, None), now, options, opened);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.hungry_since = None;
+                    self.starved_at = None;
                     break;
                 }
                 Err(error) if descriptors::are_out(&error) => {
-                    let since = *self.hungry_since.get_or_insert(now);
+                    let starved_at = *self.starved_at.get_or_insert(now + STARVED_FOR);
                     let oldest = (0..self.pending.len()).min_by_key(|&at| self.pending[at].since);
                     if let Some(oldest) = oldest.filter(|&at| now >= self.pending[at].since + HESITATION) {
                         self.turn_away(oldest, "no file descriptor left for others", None);
-                    } else if now >= since + STARVED_FOR {
+                    } else if now >= starved_at {
+                        self.starved_at = Some(now + STARVED_FOR);
                         return Err(error);
                     }
                     break;
@@ -238,21 +242,24 @@ impl Acceptor {
         opened: &mut impl FnMut(&Socket),
     ) -> io::Result<bool> {
         let Entrance::Shared(lodging) = &self.entrance else { return Ok(false) };
-        if !lodging.has_news() && self.hungry_since.is_none() {
+        if !lodging.has_news() && self.starved_at.is_none() {
             return Ok(false);
         }
         let mail = lodging.take();
         let hungry = lodging.hungry();
-        self.hungry_since = hungry.as_ref().map(|(since, _)| *since);
         let moved = !mail.is_empty();
         for Mail { socket, from, hello } in mail {
             let from = SocketAddr::new(from.ip().to_canonical(), from.port());
             self.admit(socket, (Some(from), Some(hello)), now, options, opened);
         }
-        match hungry {
-            Some((since, error)) if now >= since + STARVED_FOR => Err(error),
-            _ => Ok(moved),
-        }
+        let Some((since, error)) = hungry else {
+            self.starved_at = None;
+            return Ok(moved);
+        };
+        let starved_at = self.starved_at.map_or(since + STARVED_FOR, |at| at.max(since + STARVED_FOR));
+        let is_starved = now >= starved_at;
+        self.starved_at = Some(if is_starved { now + STARVED_FOR } else { starved_at });
+        if is_starved { Err(error) } else { Ok(moved) }
     }
 
     /// Adds a pending connection, with its hello if that has been read.
@@ -268,7 +275,9 @@ impl Acceptor {
             self.rejected.last = Some(format!("{from:?}: {error}"));
             return;
         }
-        if self.pending.len() >= PENDING_MAX
+        // A connection that has its hello is judged in this step.
+        if hello.is_none()
+            && self.pending.len() >= PENDING_MAX
             && let Some(oldest) = (0..self.pending.len()).min_by_key(|&at| self.pending[at].since)
         {
             self.turn_away(oldest, "too many at the acceptor", None);

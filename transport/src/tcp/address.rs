@@ -54,9 +54,18 @@ impl Host {
     }
 }
 
-/// Returns as many addresses as fit, in their order. If some must be left out, these are first those that lead nowhere
-/// from other hosts, then those of tunnels and bridges of containers, then further ones of the same interface.
+/// Returns as many addresses as fit, in their order.
 fn most_useful(interfaces: &[Interface]) -> Vec<&Interface> {
+    let mut places = by_use(interfaces);
+    places.truncate(NETWORKS_MAX);
+    places.sort_unstable();
+    places.into_iter().map(|at| &interfaces[at]).collect()
+}
+
+/// Returns the places of the addresses in the list, the most useful to other hosts first. The last are those that lead
+/// nowhere from other hosts; before them come those of tunnels and bridges of containers, and further ones of an
+/// interface come after its first.
+pub(super) fn by_use(interfaces: &[Interface]) -> Vec<usize> {
     let rank = |(at, one): (usize, &Interface)| {
         let class = match one.ip {
             _ if one.loopback => 4,
@@ -71,9 +80,7 @@ fn most_useful(interfaces: &[Interface]) -> Vec<&Interface> {
     };
     let mut ranks: Vec<_> = interfaces.iter().enumerate().map(rank).collect();
     ranks.sort_unstable();
-    ranks.truncate(NETWORKS_MAX);
-    ranks.sort_unstable_by_key(|(.., at)| *at);
-    ranks.into_iter().map(|(.., at)| &interfaces[at]).collect()
+    ranks.into_iter().map(|(.., at)| at).collect()
 }
 
 fn hex(text: &str) -> Option<[u8; 16]> {
@@ -248,6 +255,8 @@ mod tests {
         assert_eq!(told.len(), NETWORKS_MAX);
         assert_eq!([of("eth0"), of("eth1"), of("wg0"), of("br-"), of("lo")], [20, 2, 1, 1, 0]);
         assert_eq!(told[0].interface, "br-0", "the order of the kernel");
+        let first = |places: &[usize]| -> Vec<_> { places[..4].iter().map(|at| &*all[*at].name).collect() };
+        assert_eq!(first(&by_use(&all)), ["eth0", "eth1", "eth1", "eth0"]);
         // All of them fit.
         assert_eq!(Address::new(1, 2, sample().host, &all[..9]).networks.len(), 9);
     }

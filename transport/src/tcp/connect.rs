@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::NAME;
 use super::congestion;
-use super::dial::{Dial, Dialed};
+use super::dial::{Dial, Dialed, Failure};
 use super::endpoint::TcpEndpoint;
 use super::link::{Awaiting, Route, State, Strands};
 use super::park::Whose;
@@ -79,7 +79,7 @@ impl TcpEndpoint {
         }
         moved |= self.step_strands(now);
         // This comes after the dials, which may have been welcomed meanwhile.
-        moved |= self.receive_all(arrivals);
+        moved |= self.receive_all(arrivals, now);
         moved |= self.look_after_awaited(now, events);
         if !moved && self.acceptor.is_quiet() {
             moved |= self.miss_the_gone(events);
@@ -143,8 +143,8 @@ impl TcpEndpoint {
                 self.lose(peer, cause, events);
                 false
             }
-            Dialed::Failed { tried, is_silent } if is_silent || self.me.rank > peer => {
-                self.leave_it_to_the_peer(number, tried, now);
+            Dialed::Failed { tried, by } if by != Failure::Answer || self.me.rank > peer => {
+                self.leave_it_to_the_peer(number, tried, by, now);
                 false
             }
             Dialed::Failed { tried, .. } => {

@@ -14,7 +14,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use super::congestion;
 use super::options::TcpOptions;
 use super::port::Port;
-use super::relay::{self, Calling, Detour, RelayCall};
+use super::relay::{self, Calling, Detour};
 use super::route::Candidate;
 use super::socket::{self, Stop, TcpInfo};
 use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Verdict};
@@ -52,10 +52,12 @@ pub(super) struct Dial {
     failures: Vec<String>,
     /// Whether one of the failures was silence or an unreachable address.
     is_silent: bool,
+    /// Whether one of the addresses that failed had taken the hello, or a part of it.
+    was_heard: bool,
     /// Time since which there has been no descriptor for the next attempt.
     hungry_since: Option<Instant>,
-    /// The relay, until it is asked: at its set time, unless an address has let this end connect, or as the last
-    /// hope.
+    /// The relay, while it is not being asked. It is asked at its set time, unless an address has let this end connect,
+    /// and for the first time also as the last hope.
     relay: Option<Detour>,
 }
 
@@ -67,7 +69,8 @@ struct Attempt {
     since: Instant,
     /// The call to the relay, until the peer has arrived there.
     calling: Option<Calling>,
-    is_relayed: bool,
+    /// The relay, if the attempt goes through one.
+    detour: Option<Detour>,
     sent: usize,
     answer: [u8; ANSWER_BYTES],
     received: usize,
@@ -104,11 +107,22 @@ pub(super) enum Dialed {
     Failed {
         /// The addresses tried.
         tried: String,
-        /// Whether an address did not answer or is unreachable: the peer may still get through to this end.
-        is_silent: bool,
+        by: Failure,
     },
     /// The system has had no descriptor for a connection for [`STARVED_FOR`].
     Starved(std::io::Error),
+}
+
+/// How the addresses have failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// One did not answer, or is unreachable: the peer may still get through to this end.
+    Silence,
+    /// No connection was made, since all were refused: by the peer's host, or by a firewall on the way, through which
+    /// the peer may still get.
+    Refusal,
+    /// Something has taken the hello.
+    Answer,
 }
 
 impl Dial {
@@ -132,6 +146,7 @@ impl Dial {
             next_at: now,
             failures: Vec::new(),
             is_silent: false,
+            was_heard: false,
             hungry_since: None,
             relay: None,
         }
@@ -146,7 +161,9 @@ impl Dial {
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
         let next = if self.waiting.is_empty() { None } else { Some(self.next_at()) };
         let silent = self.attempts.iter().filter(|a| a.is_silent()).map(|a| a.since + options.dial_timeout);
-        silent.chain(next).chain(self.relay.as_ref().map(|relay| relay.at)).min()
+        // The relay is not asked while an answer to a hello may come.
+        let relay = self.relay.as_ref().filter(|_| !self.has_begun_hello()).map(|relay| relay.at);
+        silent.chain(next).chain(relay).min()
     }
 
     /// Returns whether the hello has been sent on a connection, so that an answer may come.
@@ -194,7 +211,7 @@ impl Dial {
                         socket: attempt.socket,
                         to: attempt.candidate.to,
                         congestion: attempt.congestion,
-                        is_relayed: attempt.is_relayed,
+                        is_relayed: attempt.detour.is_some(),
                     });
                 }
                 Ok(false) if attempt.is_silent() && now >= attempt.since + options.dial_timeout => {
@@ -207,6 +224,7 @@ impl Dial {
                     self.is_silent = true;
                     self.fail(at, &why, now);
                 }
+                Err(Broken::NoRoom(why)) => self.call_again(at, &why, now),
                 Err(Broken::Early(why)) => {
                     if self.attempts[at].try_number < RETRIES {
                         self.postpone(at, now);
@@ -219,10 +237,15 @@ impl Dial {
         if let Err(error) = self.start_due(now, options, &mut opened) {
             return Dialed::Starved(error);
         }
-        if self.attempts.is_empty() && self.waiting.is_empty() {
+        if self.attempts.is_empty() && self.waiting.is_empty() && self.relay.is_none() {
             let tried =
                 if self.failures.is_empty() { "no address".to_owned() } else { self.failures.join("; ") };
-            return Dialed::Failed { tried, is_silent: self.is_silent };
+            let by = match (self.is_silent, self.was_heard) {
+                (true, _) => Failure::Silence,
+                (false, true) => Failure::Answer,
+                (false, false) => Failure::Refusal,
+            };
+            return Dialed::Failed { tried, by };
         }
         Dialed::Waiting
     }
@@ -238,16 +261,19 @@ impl Dial {
         opened: &mut impl FnMut(&Socket),
     ) -> std::io::Result<()> {
         let is_last_hope = self.attempts.is_empty() && self.waiting.is_empty();
-        let is_due = |relay: &mut Detour| is_last_hope || now >= relay.at;
+        let is_due = |relay: &mut Detour| now >= relay.at || is_last_hope && !relay.is_repeated;
         if !self.has_begun_hello()
-            && let Some(Detour { to, call, .. }) = self.relay.take_if(is_due)
+            && let Some(detour) = self.relay.take_if(is_due)
         {
-            match Attempt::by_relay(to, &call, now, options) {
+            match Attempt::by_relay(detour, now, options) {
                 Ok(attempt) => {
                     opened(&attempt.socket);
                     self.attempts.push(attempt);
                 }
-                Err(error) => self.failures.push(format!("relay {to}: {error}")),
+                Err(error) => {
+                    self.relay = detour.again(now).filter(|_| descriptors::are_out(&error));
+                    self.failures.push(format!("relay {}: {error}", detour.to));
+                }
             }
         }
         while now >= self.next_at() {
@@ -300,8 +326,20 @@ impl Dial {
         self.next_at = now;
     }
 
+    /// Ends an attempt at a relay that has no room, and asks it again after a while.
+    fn call_again(&mut self, at: usize, why: &str, now: Instant) {
+        self.relay = self.attempts[at].detour.and_then(|detour| detour.again(now));
+        if self.relay.is_some() {
+            self.attempts.swap_remove(at);
+        } else {
+            self.is_silent = true;
+            self.fail(at, why, now);
+        }
+    }
+
     fn fail(&mut self, at: usize, why: &str, now: Instant) {
         let attempt = self.attempts.swap_remove(at);
+        self.was_heard |= attempt.sent > 0;
         let Candidate { to, interface, .. } = attempt.candidate;
         self.failures.push(format!("{to} ({interface}): {why}"));
         self.next_at = now;
@@ -316,6 +354,8 @@ enum Broken {
     Unreachable(String),
     /// The connection closed before the answer, or there was no room for it.
     Early(String),
+    /// The relay has heard the call and hung up.
+    NoRoom(String),
 }
 
 /// Returns whether the network reports that packets do not reach an address. A refusal shows that they do.
@@ -351,7 +391,7 @@ impl Attempt {
             socket,
             since: now,
             calling: None,
-            is_relayed: false,
+            detour: None,
             sent: 0,
             answer: [0; ANSWER_BYTES],
             received: 0,
@@ -359,12 +399,8 @@ impl Attempt {
         })
     }
 
-    fn by_relay(
-        to: SocketAddr,
-        call: &RelayCall,
-        now: Instant,
-        options: &TcpOptions,
-    ) -> std::io::Result<Self> {
+    fn by_relay(detour: Detour, now: Instant, options: &TcpOptions) -> std::io::Result<Self> {
+        let Detour { to, call, .. } = detour;
         let socket = relay::connect(to, options)?;
         let congestion = congestion::choose(&socket, &options.congestion, false)?;
         Ok(Self {
@@ -372,8 +408,8 @@ impl Attempt {
             try_number: RETRIES,
             socket,
             since: now,
-            calling: Some(Calling::new(call, options)),
-            is_relayed: true,
+            calling: Some(Calling::new(&call, options)),
+            detour: Some(detour),
             sent: 0,
             answer: [0; ANSWER_BYTES],
             received: 0,
@@ -398,7 +434,10 @@ impl Attempt {
                 Ok(false) | Err(Stop::Blocked) => return Ok(false),
                 Err(Stop::Closed(error)) => {
                     let text = error.map_or_else(|| "the relay hung up".into(), |error| error.to_string());
-                    return Err(Broken::Unreachable(text));
+                    return Err(match calling.is_sent() {
+                        true => Broken::NoRoom(text),
+                        false => Broken::Unreachable(text),
+                    });
                 }
             }
         }
@@ -447,125 +486,4 @@ impl Attempt {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::{Read, Write};
-    use std::net::{Ipv4Addr, TcpListener, TcpStream};
-
-    use super::super::port::{OWNER_IS_FULL, OWNER_MAGIC};
-    use super::super::wire::key_of;
-    use super::*;
-
-    /// Returns a listener with a full queue, so that the kernel drops further connections, and the connections in the
-    /// queue.
-    fn silent() -> (TcpListener, Vec<TcpStream>) {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        rustix::net::listen(&listener, 0).unwrap();
-        let to = listener.local_addr().unwrap();
-        let knock = || TcpStream::connect_timeout(&to, Duration::from_millis(200)).ok();
-        let queued: Vec<_> = std::iter::from_fn(knock).take(100).collect();
-        assert!(queued.len() < 100, "the queue does not fill");
-        (listener, queued)
-    }
-
-    fn candidate(listener: &TcpListener) -> Candidate {
-        let to = listener.local_addr().unwrap();
-        Candidate { to, interface: "lo".into(), distance: 0, from: None }
-    }
-
-    #[test]
-    fn an_address_that_lets_nobody_connect_delays_the_next_one_less() {
-        let (silent, _queued) = silent();
-        let open = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let options = TcpOptions::default();
-        for (first, wait) in [(&silent, CONNECT_PATIENCE), (&open, options.dial_patience)] {
-            let candidates = [first, &open].map(candidate);
-            let began = Instant::now();
-            let hello = ([0; HELLO_BYTES], key_of(&[7; 16]));
-            let mut dial = Dial::new(hello, 1, true, &candidates, began);
-            let mut attempts_after = |time| {
-                assert!(matches!(dial.step(began + time, &options, |_| {}), Dialed::Waiting));
-                (dial.attempts.len(), dial.has_begun_hello())
-            };
-            attempts_after(Duration::ZERO);
-            // The kernel makes the handshake, whatever the time that the dial is told.
-            let is_open = std::ptr::eq(first, &raw const open);
-            while is_open && !attempts_after(Duration::ZERO).1 {
-                assert!(began.elapsed() < Duration::from_secs(20), "no connection");
-            }
-            assert_eq!(attempts_after(wait - Duration::from_millis(1)).0, 1);
-            assert_eq!(attempts_after(wait).0, 2);
-        }
-    }
-
-    #[test]
-    fn an_address_that_hangs_up_is_tried_again_after_a_while() {
-        let busy = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let candidate = candidate(&busy);
-        let (options, mut now) = (TcpOptions::default(), Instant::now());
-        let mut dial = Dial::new(([0; HELLO_BYTES], key_of(&[7; 16])), 1, true, &[candidate], now);
-        for pause in [20, 80, 320].map(Duration::from_millis) {
-            assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
-            drop(busy.accept().unwrap());
-            let began = Instant::now();
-            while !dial.attempts.is_empty() {
-                assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
-                assert!(began.elapsed() < Duration::from_secs(20), "it notices");
-            }
-            assert_eq!(dial.due(&options), Some(now + pause));
-            now += pause;
-        }
-        assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
-        drop(busy.accept().unwrap());
-        let began = Instant::now();
-        while !matches!(dial.step(now, &options, |_| {}), Dialed::Failed { is_silent: false, .. }) {
-            assert!(began.elapsed() < Duration::from_secs(20), "it gives up");
-        }
-    }
-
-    #[test]
-    fn of_addresses_that_hung_up_the_one_that_is_due_first_is_tried_first() {
-        let (options, now) = (TcpOptions::default(), Instant::now());
-        let mut dial = Dial::new(([0; HELLO_BYTES], key_of(&[7; 16])), 1, true, &[], now);
-        for try_number in [2, 0, 1] {
-            let busy = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            let attempt = Attempt::start(candidate(&busy), try_number, true, now, &options).unwrap();
-            dial.attempts.push(attempt);
-            drop(busy.accept().unwrap());
-            let began = Instant::now();
-            while !dial.attempts.is_empty() {
-                assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
-                assert!(began.elapsed() < Duration::from_secs(20), "it notices");
-            }
-        }
-        let times: Vec<_> = dial.waiting.iter().map(|waiting| waiting.at - now).collect();
-        assert_eq!(times, [20, 80, 320].map(Duration::from_millis));
-        assert_eq!(dial.due(&options), Some(now + RETRY_AFTER));
-    }
-
-    #[test]
-    fn an_address_without_room_is_tried_again() {
-        for (flags, is_tried_again) in [(OWNER_IS_FULL, true), (0, false)] {
-            let full = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            let (options, now) = (TcpOptions::default(), Instant::now());
-            let hello = ([0; HELLO_BYTES], key_of(&[7; 16]));
-            let mut dial = Dial::new(hello, 1, true, &[candidate(&full)], now);
-            while !dial.has_said_hello() {
-                assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
-                assert!(now.elapsed() < Duration::from_secs(20), "no connection");
-            }
-            let (mut stream, _) = full.accept().unwrap();
-            stream.read_exact(&mut [0; HELLO_BYTES]).unwrap();
-            let mut answer = [0; 64];
-            answer[..8].copy_from_slice(&OWNER_MAGIC);
-            answer[12..16].copy_from_slice(&flags.to_le_bytes());
-            stream.write_all(&answer).unwrap();
-            let mut last = Dialed::Waiting;
-            while !dial.attempts.is_empty() {
-                last = dial.step(now, &options, |_| {});
-                assert!(now.elapsed() < Duration::from_secs(20), "it notices");
-            }
-            assert_eq!(dial.waiting.len(), usize::from(is_tried_again));
-            assert_eq!(matches!(last, Dialed::Waiting), is_tried_again, "{last:?}");
-        }
-    }
-}
+mod tests;

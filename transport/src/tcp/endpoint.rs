@@ -492,8 +492,9 @@ impl Endpoint for TcpEndpoint {
             State::Awaited(awaiting) => awaiting.due(),
             _ => None,
         });
+        let deferred = self.deferred.iter().map(|arrival| self.deferred_until(arrival));
         let short = self.deaf.then(|| Instant::now() + Duration::from_millis(1));
-        let due = dials.chain(waits).chain(self.relays_due());
+        let due = dials.chain(waits).chain(deferred).chain(self.relays_due());
         let due = due.chain(self.acceptor.due(&self.options)).chain(short).min();
         if due.is_some() || self.timer_set {
             self.timer_set = due.is_some();

@@ -187,7 +187,8 @@ impl Port {
 impl Mailbox {
     fn put(&self, mail: Mail) {
         let mut all = self.mail.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() < MAIL_MAX {
+        // A hello that comes twice is a stranger's copy, which must not take the room of others.
+        if all.len() < MAIL_MAX && all.iter().all(|other| other.hello != mail.hello) {
             all.push(mail);
         }
         drop(all);
@@ -242,6 +243,7 @@ impl Drop for Lodging {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::io::{Read, Write};
     use std::net::{Ipv4Addr, TcpListener};
     use std::thread::JoinHandle;
@@ -378,6 +380,23 @@ mod tests {
     }
 
     #[test]
+    fn all_connections_that_came_between_two_polls_are_judged_and_copies_of_a_hello_are_dropped() {
+        let process = Process::new();
+        let mut end = process.endpoint(1);
+        let (stream, from) = (process.knock(), process.port.at());
+        let count = 400_u16;
+        for channel in (0..count).chain([0; 10]) {
+            let hello = Hello { channel, ..hello(end.me.instance) }.encode(&key_of(&COOKIE));
+            process.port.hand(stream.try_clone().unwrap(), from, &hello);
+        }
+        let mut arrivals = Vec::new();
+        end.acceptor.step(&end.me, Instant::now(), &end.options, |_| {}, &mut arrivals).unwrap();
+        let channels: HashSet<u16> = arrivals.iter().map(|arrival| arrival.hello.channel).collect();
+        assert_eq!((arrivals.len(), channels.len()), (count.into(), count.into()));
+        assert_eq!(end.rejected_connections().count, 0);
+    }
+
+    #[test]
     fn a_port_on_loopback_is_not_for_endpoints_that_others_reach() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = Port::new(listener.local_addr().unwrap());
@@ -390,6 +409,26 @@ mod tests {
         if let Ok(other) = open("^lo") {
             assert_ne!(other.port(), port.at().port());
         }
+    }
+
+    #[test]
+    fn an_endpoint_that_waits_for_nobody_reports_a_lack_of_descriptors_now_and_then() {
+        let process = Process::new();
+        let mut end = process.endpoint(1);
+        process.port.starves(&io::Error::from_raw_os_error(libc::EMFILE));
+        let step = |end: &mut TcpEndpoint, now| {
+            end.acceptor.step(&end.me, now, &end.options, |_| {}, &mut Vec::new())
+        };
+        let mut now = Instant::now();
+        for _ in 0..3 {
+            assert!(step(&mut end, now).is_ok());
+            now = end.acceptor.due(&end.options).expect("a time");
+            assert!(step(&mut end, now).is_err());
+            assert!(end.acceptor.due(&end.options).is_some_and(|due| due > now));
+        }
+        process.port.is_fed();
+        assert!(step(&mut end, now).is_ok());
+        assert_eq!(end.acceptor.due(&end.options), None);
     }
 
     #[test]

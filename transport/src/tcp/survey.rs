@@ -1,8 +1,9 @@
 //! Choices of this transport between two hosts, for tools that examine a network without an endpoint.
 
 use std::io;
+use std::net::IpAddr;
 
-use super::address::Network;
+use super::address::{Network, by_use};
 use super::interfaces::{Interface, chosen, enumerate};
 use super::options::Family;
 use super::route;
@@ -31,6 +32,24 @@ pub fn dialled(theirs: &[Network], list: Option<&[String]>) -> io::Result<Vec<(N
     let found = route::candidates_at(&theirs, 0, false, (&mine, &local.own), Family::Both);
     let of = |to: std::net::SocketAddr| theirs.iter().find(|network| network.ip == to.ip()).cloned();
     Ok(found.into_iter().filter_map(|candidate| Some((of(candidate.to)?, candidate.distance))).collect())
+}
+
+/// Returns the addresses of this host's interfaces that are up, the most useful to other hosts first: those of bridges of
+/// containers, which every host may have, come late.
+///
+/// # Errors
+/// As [`networks`].
+pub fn addresses() -> io::Result<Vec<IpAddr>> {
+    let up = enumerate()?.up;
+    Ok(by_use(&up).into_iter().map(|at| up[at].ip).collect())
+}
+
+/// Returns the addresses of all interfaces of this host, also of those that are down: packets to them do not leave it.
+///
+/// # Errors
+/// As [`networks`].
+pub fn own_addresses() -> io::Result<Vec<IpAddr>> {
+    Ok(enumerate()?.own)
 }
 
 /// Returns the interfaces that the list admits; none is a finding and no error.

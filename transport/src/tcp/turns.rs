@@ -6,7 +6,9 @@
 //!
 //! 1. The higher rank welcomes the lower's hello even while it dials itself, and gives its own dial up.
 //! 2. The lower rank welcomes the higher's hello unless its own hello is on its way, which the higher rank may have
-//!    welcomed. In that case the arrival stays pending until the lower rank's dial has succeeded or failed.
+//!    welcomed. In that case the arrival stays pending until the lower rank's dial has succeeded or failed, or for
+//!    [`dial_timeout`](super::options::TcpOptions): a higher rank that had received the lower's hello would have answered it by then, so
+//!    something on the way has taken it.
 //!
 //! The end whose dial won dials the next channels to that peer at once, and the other end waits for it.
 
@@ -15,6 +17,7 @@ use std::time::Instant;
 use super::NAME;
 use super::accept::{Arrival, answer_of};
 use super::congestion;
+use super::dial::Failure;
 use super::endpoint::TcpEndpoint;
 use super::link::{Awaiting, Route, State};
 use super::socket;
@@ -43,25 +46,28 @@ impl TcpEndpoint {
     }
 
     /// Decides on new and deferred arrivals. Returns whether anything happened.
-    pub(super) fn receive_all(&mut self, mut arrivals: Vec<Arrival>) -> bool {
+    pub(super) fn receive_all(&mut self, mut arrivals: Vec<Arrival>, now: Instant) -> bool {
         let waited = std::mem::take(&mut self.deferred);
         let mut moved = !arrivals.is_empty();
         for arrival in waited.into_iter().chain(arrivals.drain(..)) {
-            moved |= self.receive(arrival);
+            moved |= self.receive(arrival, now);
         }
         self.arrivals = arrivals;
         moved
     }
 
     /// Decides on an arrival; returns whether it is settled.
-    fn receive(&mut self, arrival: Arrival) -> bool {
-        let Judgement::Answer(verdict) = self.judge(&arrival.hello) else {
-            if !socket::is_at_end(&arrival.socket) {
+    fn receive(&mut self, arrival: Arrival, now: Instant) -> bool {
+        let verdict = match self.judge(&arrival.hello) {
+            Judgement::Answer(verdict) => verdict,
+            Judgement::Wait if socket::is_at_end(&arrival.socket) => return false,
+            Judgement::Wait if now < self.deferred_until(&arrival) => {
                 self.deferred.push(arrival);
+                return false;
             }
-            return false;
+            Judgement::Wait => Verdict::Welcome,
         };
-        let Arrival { socket, from, is_relayed, hello, bytes } = arrival;
+        let Arrival { socket, from, is_relayed, hello, bytes, .. } = arrival;
         let on = Channel { peer: hello.from, index: hello.channel };
         let answer = answer_of(&self.me, verdict).encode(Some((&bytes, &self.me.key)));
         // The socket's buffer is empty: the answer is sent whole, or the peer has gone.
@@ -91,6 +97,11 @@ impl TcpEndpoint {
             self.open(number, socket, Route { remote: from, congestion, is_dialed: false, is_relayed });
         }
         true
+    }
+
+    /// Returns the time until which an arrival waits for the outcome of this end's own dial.
+    pub(super) fn deferred_until(&self, arrival: &Arrival) -> Instant {
+        arrival.since + self.options.dial_timeout
     }
 
     fn judge(&mut self, hello: &Hello) -> Judgement {
@@ -143,16 +154,22 @@ impl TcpEndpoint {
 
     /// Leaves the connection to the peer after this end's dial has failed. The peer may get through; the lower rank
     /// reports an error if it does not in time.
-    pub(super) fn leave_it_to_the_peer(&mut self, number: u32, tried: String, now: Instant) {
+    pub(super) fn leave_it_to_the_peer(&mut self, number: u32, tried: String, by: Failure, now: Instant) {
         let is_lower = self.me.rank < self.links[number as usize].channel.peer;
-        // If the peer has posted, it began to dial long ago.
-        let lose_at = is_lower.then(|| now + self.options.dial_timeout / 2);
+        // If the peer has posted, it began to dial long ago. After a refusal, which comes at once, it is about to; mostly
+        // the peer has ended.
+        let patience = match by {
+            Failure::Silence | Failure::Answer => self.options.dial_timeout / 2,
+            Failure::Refusal => self.options.dial_patience * 2,
+        };
+        let lose_at = is_lower.then(|| now + patience);
         self.await_peer(number, Awaiting { dial_at: None, lose_at, tried: Some(tried) });
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
     use std::time::Duration;
 
     use super::super::{TcpEndpoint, TcpOptions};
@@ -228,6 +245,30 @@ mod tests {
                 exchange(&mut ends, 1 - from, None);
             }
         }
+    }
+
+    #[test]
+    fn the_higher_rank_gets_through_a_firewall_that_refuses_the_lower_ones_connections() {
+        let mut ends = world();
+        // Nobody listens there any more.
+        let refused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        ends[0].options.dial_patience = Duration::from_secs(10);
+        ends[0].peers[1].candidates.truncate(1);
+        ends[0].peers[1].candidates[0].to = refused;
+        exchange(&mut ends, 1, Some(0));
+        assert_eq!(ends[0].peers[1].dials_first, Some(false));
+    }
+
+    #[test]
+    fn the_higher_ranks_connection_counts_if_something_else_takes_the_lower_ranks_hello() {
+        let mut ends = world();
+        let mute = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        ends[0].options.dial_timeout = Duration::from_millis(100);
+        ends[0].peers[1].candidates.truncate(1);
+        ends[0].peers[1].candidates[0].to = mute.local_addr().unwrap();
+        exchange(&mut ends, 1, Some(0));
+        assert!(ends[0].deferred.is_empty());
+        assert_eq!(ends[0].peers[1].dials_first, Some(false));
     }
 
     #[test]

@@ -6,12 +6,12 @@
 //! they know it. The handshake and the sealed stream are those of the coordinator.
 //!
 //! A listener exists for as long as its process has a place in the job. The system refuses connections to the port of a
-//! process that has ended, and this refusal proves its end ([`ConnectError::Gone`]). So does the answer of a process
-//! with another key, such as a rank that was started again and has the same port. A stopped process accepts connections
-//! and stays silent.
+//! process that has ended, and this refusal proves its end ([`ConnectError::Gone`]) if it comes from the process's own
+//! host (`evidence`). So does the answer of a process with another key, such as a rank that was started again and has the
+//! same port. A stopped process accepts connections and stays silent.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,18 +19,18 @@ use kolo_transport::tcp::Port;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::AbortHandle;
 
 use super::Event;
 use super::acceptor::{self, Acceptor, Answer, Decided, LeftBehind, Opening, Registry, Scope, Shortage};
+use super::attempts::connect_to_port;
 use super::in_process;
 use super::snapshots::SnapshotServer;
 use super::waiting_list::{GroupId, WaitingList};
-use crate::control::connect::{Received, dial};
+use crate::control::connect::Received;
 use crate::control::coordinator::{BoxedStream, Coordinator, CoordinatorCounters};
-use crate::control::handshake::{Credentials, Rejection, greet_member};
+use crate::control::handshake::Credentials;
 use crate::control::incoming::Incoming;
-use crate::control::stream;
 use crate::control::wire::{decode, encode, read_frame, remember};
 use crate::error::{Error, Result};
 use crate::job::limits::{
@@ -43,9 +43,6 @@ use crate::join::{JoinSpec, Locator, open_port};
 /// Identifies a regrouping of survivors.
 pub(crate) type RegroupId = [u8; 32];
 
-/// Time between the starts of attempts on several addresses.
-const STAGGER: Duration = Duration::from_millis(20);
-
 /// Pause before the second attempt at a listener that has not answered. Later pauses double.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
@@ -55,7 +52,7 @@ pub(crate) struct ListenerAddress {
     /// Random number of the listener. It is unique, even across restarts of one process.
     pub(super) id: u64,
     key: RendezvousKey,
-    addresses: Vec<SocketAddr>,
+    pub(super) addresses: Vec<SocketAddr>,
 }
 
 impl std::fmt::Debug for ListenerAddress {
@@ -73,6 +70,8 @@ pub(crate) enum ConnectError {
     LeftBehind(LeftBehind),
     /// The member has left the job, whose latest agreements were decided so.
     Left(Vec<Decided>),
+    /// Nothing but refusals and other processes. They may be another host's, which has the same addresses.
+    Refused(String),
     /// No answer, which may change.
     Silent(String),
     /// The other end is Kolo, but with another version or other keys.
@@ -83,7 +82,10 @@ impl ConnectError {
     /// Returns the reason in words.
     pub(in crate::control) fn text(self) -> String {
         match self {
-            Self::Gone(text) | Self::Silent(text) | Self::Misfit { problem: text, .. } => text,
+            Self::Gone(text)
+            | Self::Refused(text)
+            | Self::Silent(text)
+            | Self::Misfit { problem: text, .. } => text,
             Self::LeftBehind(_) => "it has gone on without this rank".to_owned(),
             Self::Left(_) => "it has left the job".to_owned(),
         }
@@ -95,8 +97,11 @@ impl ConnectError {
 pub(in crate::control) enum Locality {
     /// It belongs to a thread of this process.
     SameProcess,
+    /// Its host has the same key as this one.
     SameHost,
     OtherHost,
+    /// This address is known to lead to its host; loopback if that is this host.
+    Proven(IpAddr),
 }
 
 impl Locality {
@@ -208,6 +213,18 @@ impl Listener {
 
     pub(crate) const fn address(&self) -> &ListenerAddress {
         &self.address
+    }
+
+    /// Returns the same with `own` as the first address, if it is one of them: others most likely reach it there too.
+    pub(in crate::control) fn address_with(&self, own: Option<IpAddr>) -> ListenerAddress {
+        let mut address = self.address.clone();
+        let own = own.filter(|own| !own.is_loopback());
+        let mut all = self.port.iter().flat_map(|open| &open.addresses);
+        if let Some(&first) = all.find(|at| Some(at.ip()) == own) {
+            address.addresses.retain(|at| *at != first);
+            address.addresses.insert(0, first);
+        }
+        address.bounded()
     }
 
     /// Sends connections from members of this job to `events` from now on.
@@ -336,7 +353,7 @@ impl ListenerAddress {
     ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
         let (mut stream, at): (BoxedStream, _) = match locality {
             Locality::SameProcess => (Box::new(in_process::connect(self.id)?), None),
-            Locality::SameHost | Locality::OtherHost => {
+            Locality::SameHost | Locality::OtherHost | Locality::Proven(_) => {
                 let (stream, at) = connect_to_port(self, locality, credentials, patience).await?;
                 (stream, Some(at))
             }
@@ -357,6 +374,11 @@ impl ListenerAddress {
             Ok(Err(error)) => Err(ConnectError::Silent(format!("its listener: {error}"))),
             Err(_) => Err(ConnectError::Silent("its listener does not answer".into())),
         }
+    }
+
+    /// Whether both are addresses of one listener.
+    pub(in crate::control) fn is_of(&self, other: &Self) -> bool {
+        self.id == other.id
     }
 
     /// Returns the port, if other processes can connect to this listener.
@@ -383,25 +405,6 @@ impl ListenerAddress {
     /// Returns the keys that open the listener.
     pub(in crate::control) fn credentials(&self, spec: &JoinSpec) -> Credentials {
         Credentials { secret: spec.secret.clone(), rendezvous: Some(self.key) }
-    }
-
-    /// Returns the addresses to try from this host. On the listener's own host it is loopback, because the other
-    /// addresses may also be those of other hosts.
-    fn candidates(&self, locality: Locality) -> Vec<SocketAddr> {
-        let far: Vec<SocketAddr> = self
-            .addresses
-            .iter()
-            .filter(|a| !a.ip().is_loopback())
-            .copied()
-            .take(MAX_LISTENER_ADDRESSES)
-            .collect();
-        match self.addresses.first() {
-            Some(any) if locality == Locality::SameHost => {
-                vec![SocketAddr::new(Ipv4Addr::LOCALHOST.into(), any.port())]
-            }
-            _ if far.is_empty() => self.addresses.iter().copied().take(1).collect(),
-            _ => far,
-        }
     }
 }
 
@@ -443,67 +446,6 @@ fn draw() -> Result<(u64, RendezvousKey)> {
     let (id, key) = drawn.split_at(8);
     let id = u64::from_le_bytes(id.try_into().expect("eight bytes"));
     Ok((id, key.try_into().expect("sixteen bytes")))
-}
-
-/// Connects to a listener's port. The member is gone if every address refuses the connection or belongs to another
-/// process, and silent if one does not answer.
-async fn connect_to_port(
-    at: &ListenerAddress,
-    locality: Locality,
-    credentials: Credentials,
-    patience: Duration,
-) -> std::result::Result<(BoxedStream, SocketAddr), ConnectError> {
-    let mut attempts = JoinSet::new();
-    for (i, address) in at.candidates(locality).into_iter().enumerate() {
-        let credentials = credentials.clone();
-        attempts.spawn(async move {
-            tokio::time::sleep(STAGGER * i as u32).await;
-            attempt(address, &credentials, patience).await.map(|stream| (stream, address))
-        });
-    }
-    let mut worst = None;
-    while let Some(outcome) = attempts.join_next().await {
-        match outcome {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(ConnectError::Gone(text))) => worst = worst.or(Some(ConnectError::Gone(text))),
-            Ok(Err(silent)) => worst = Some(silent),
-            Err(_) => {}
-        }
-    }
-    Err(worst.unwrap_or_else(|| ConnectError::Silent("it has no port for other members".into())))
-}
-
-async fn attempt(
-    address: SocketAddr,
-    credentials: &Credentials,
-    patience: Duration,
-) -> std::result::Result<BoxedStream, ConnectError> {
-    let silent = |what: &str| ConnectError::Silent(format!("{address}: {what}"));
-    let mut stream = match tokio::time::timeout(patience, dial(address)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            return Err(ConnectError::Gone(format!("{address} refuses connections: its process has ended")));
-        }
-        Ok(Err(error)) => return Err(silent(&error.to_string())),
-        Err(_) => return Err(silent("no answer")),
-    };
-    if stream.local_addr().ok() == stream.peer_addr().ok() {
-        // The kernel may choose a port without a listener as the connection's own.
-        return Err(ConnectError::Gone(format!("nothing is listening on {address}: its process has ended")));
-    }
-    let _ = stream.set_nodelay(true);
-    match tokio::time::timeout(patience, greet_member(&mut stream, credentials)).await {
-        Ok(Ok(keys)) => Ok(stream::boxed(stream, keys.as_ref())),
-        Ok(Err(Rejection::Misfit { problem, remedy })) => {
-            Err(ConnectError::Misfit { problem: format!("{address}: {problem}"), remedy })
-        }
-        // The listener would know its own key. Its process has ended, and another has its port now.
-        Ok(Err(Rejection::OtherJob(cause))) => Err(ConnectError::Gone(format!(
-            "another process has {address} now ({cause}): its process has ended"
-        ))),
-        Ok(Err(Rejection::Foreign(cause))) => Err(silent(&cause)),
-        Err(_) => Err(silent("it accepts connections but says nothing")),
-    }
 }
 
 #[cfg(test)]
@@ -564,6 +506,20 @@ mod tests {
         assert!(worlds.len() <= 2 && worlds.contains_key(&[0; 16]), "{} control planes", worlds.len());
     }
 
+    #[tokio::test(flavor = "current_thread")]
+    async fn the_address_by_which_a_rank_reached_the_coordinator_comes_first() {
+        let spec = JoinSpec::new(0, 2, Locator::Local(Default::default()), "a test");
+        let mut listener = Listener::open_port(&spec).await.unwrap();
+        let all: Vec<SocketAddr> = (1..=20).map(|last| ([10, 0, 0, last], 7).into()).collect();
+        listener.port.as_mut().unwrap().addresses = all.clone();
+        listener.address.addresses = all.clone();
+        listener.address = listener.address.clone().bounded();
+        let told = |own: SocketAddr| listener.address_with(Some(own.ip())).addresses;
+        assert_eq!(told(all[0]), all[..MAX_LISTENER_ADDRESSES]);
+        assert_eq!((told(all[19])[0], told(all[19]).len()), (all[19], MAX_LISTENER_ADDRESSES));
+        assert_eq!(told(([192, 0, 2, 1], 7).into()), all[..MAX_LISTENER_ADDRESSES], "behind a NAT");
+    }
+
     /// With a narrow KOLO_PORT_RANGE, a rank that is started again has the port of the one that has died.
     #[tokio::test(flavor = "current_thread")]
     async fn a_port_that_another_process_has_now_proves_the_end_of_the_one_before() {
@@ -573,12 +529,16 @@ mod tests {
             (Listener::open_port(&spec).await.unwrap(), Listener::open_port(&spec).await.unwrap());
         let before = ListenerAddress { id: 5, key: [5; 16], ..now.address().clone() };
         let opening = Opening::Connect { cookie: [7; 16], from: 1 };
-        for locality in [Locality::SameHost, Locality::OtherHost] {
+        let proven = Locality::Proven(Ipv4Addr::LOCALHOST.into());
+        for locality in [proven, Locality::SameHost, Locality::OtherHost] {
             let credentials = before.credentials(&spec);
             let error =
                 own.connect(&before, locality, credentials, &opening, Duration::from_secs(20)).await.err();
             match error {
-                Some(ConnectError::Gone(text)) => assert!(text.contains("its process has ended"), "{text}"),
+                Some(ConnectError::Gone(text)) if locality == proven => {
+                    assert!(text.contains("another process has"), "{text}")
+                }
+                Some(ConnectError::Refused(_)) if locality != proven => {}
                 other => panic!("{other:?}"),
             }
         }

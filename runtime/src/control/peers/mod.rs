@@ -3,11 +3,14 @@
 //!
 //! Per job and process, one task owns the connections to other members and the open agreements (`rounds`, state
 //! machines of [`kolo_membership`]). A connection is opened when there is a message to send, and opened again when it
-//! ends. Only a refusal by the system, or another process at its port, proves that the member has ended (`listener`).
+//! ends. Only a refusal by the system, or another process at its port, proves that the member has ended, and only at an
+//! address that is known to lead to its host (`evidence`).
 
 pub(super) mod acceptor;
+mod attempts;
 mod connection;
 mod dissemination;
+pub(super) mod evidence;
 mod in_process;
 pub(super) mod listener;
 mod reconnects;
@@ -30,12 +33,13 @@ use super::coordinator::BoxedStream;
 use super::member::Shared;
 use super::regroup::Absence;
 use super::runtime::ControlRuntime;
-use super::wire::{PeerInfo, encode};
+use super::wire::encode;
 use crate::job::limits::{ABORT_ECHO, AGREEMENT_BEAT};
 use crate::join::JoinSpec;
 use acceptor::{Opening, Scope};
 use connection::Connection;
 use dissemination::Abort;
+use evidence::{Seen, localities};
 use listener::{ConnectError, Listener, ListenerAddress, Locality};
 use reconnects::Reconnects;
 use rounds::{Receipt, RoundKey, Rounds};
@@ -139,14 +143,21 @@ pub(crate) struct Peers {
     /// Events that arrived before the task runs.
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
     listeners: Arc<[ListenerAddress]>,
+    localities: Vec<Locality>,
 }
 
 impl Peers {
     /// Makes the handle. From now on, connections from other members are accepted.
-    pub(super) fn new(shared: &Shared, listener: &Listener, listeners: Arc<[ListenerAddress]>) -> Self {
+    pub(super) fn new(
+        shared: &Shared,
+        listener: &Listener,
+        listeners: Arc<[ListenerAddress]>,
+        seen: &[Option<Seen>],
+    ) -> Self {
         let (events, inbox) = mpsc::unbounded_channel();
         listener.move_in(shared.cookie, &events);
-        Self { events, inbox: Mutex::new(Some(inbox)), listeners }
+        let localities = localities(shared, &listeners, seen);
+        Self { events, inbox: Mutex::new(Some(inbox)), listeners, localities }
     }
 
     /// Returns the listener of a rank.
@@ -165,7 +176,7 @@ impl Peers {
         let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(inbox) = inbox else { return };
         let task = Task {
-            localities: localities(&shared),
+            localities: self.localities.clone(),
             rounds: Rounds::new(shared.rank, Instant::now()),
             shared,
             listener,
@@ -252,14 +263,6 @@ impl Peers {
         // Nothing is ever sent here. The other end is dropped.
         let _ = all.recv_timeout(patience);
     }
-}
-
-/// Returns where the other ranks are, by rank.
-fn localities(shared: &Shared) -> Vec<Locality> {
-    let own = shared.peers.get(shared.rank as usize).map(|peer| peer.host_key);
-    let locality =
-        |peer: &PeerInfo| own.map_or(Locality::OtherHost, |own| Locality::of_hosts(own, peer.host_key));
-    shared.peers.iter().map(locality).collect()
 }
 
 struct Task {
@@ -393,7 +396,9 @@ impl Task {
                 }
                 self.gone(rank, ConnectError::Left(decided).text());
             }
-            Err(error @ (ConnectError::Silent(_) | ConnectError::Misfit { .. })) => {
+            Err(
+                error @ (ConnectError::Silent(_) | ConnectError::Refused(_) | ConnectError::Misfit { .. }),
+            ) => {
                 let text = error.text();
                 tracing::debug!(rank = self.shared.rank, silent = rank, text, "no connection to a member");
                 self.awaiting_ack.remove(&rank);

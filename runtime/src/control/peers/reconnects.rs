@@ -70,7 +70,8 @@ impl Task {
     }
 
     pub(super) fn reconnect_ended(&mut self, rank: u32, outcome: Result<BoxedStream, ConnectError>) {
-        if let Err(ConnectError::Silent(_) | ConnectError::Misfit { .. }) = outcome {
+        if let Err(ConnectError::Silent(_) | ConnectError::Refused(_) | ConnectError::Misfit { .. }) = outcome
+        {
             return; // There is a connection, and there are other attempts.
         }
         for attempt in self.reconnects.attempts.remove(&rank).into_iter().flatten() {

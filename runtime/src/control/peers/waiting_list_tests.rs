@@ -126,7 +126,7 @@ async fn strangers_and_garbage_do_no_harm() {
     let credentials = Credentials { secret: None, rendezvous: Some([0; 16]) };
     let opening = Opening::Wait { group: GROUP };
     let outcome = own.connect(listener.address(), Locality::SameHost, credentials, &opening, PATIENCE).await;
-    let Err(ConnectError::Gone(text)) = outcome else { panic!("it was let in") };
+    let Err(ConnectError::Refused(text)) = outcome else { panic!("it was let in") };
     assert!(text.contains("another rendezvous key"), "{text}");
     // So is a caller with another secret.
     let mut credentials = listener.address().credentials(&spec());
