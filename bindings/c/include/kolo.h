@@ -566,7 +566,10 @@ typedef void (*koloWatcher_t)(const koloChange_t *change, void *context);
  */
 koloResult_t koloSurvivorsCreate(koloComm_t *comm, koloSurvivors_t *group);
 
-/** Destroys a group with its communicator; *group becomes NULL. Nothing happens if it is NULL. */
+/**
+ * Destroys a group with its communicator; *group becomes NULL. Nothing happens if it is NULL. From within a step or a watcher of
+ * the group: KOLO_USAGE, and the group stays.
+ */
 koloResult_t koloSurvivorsDestroy(koloSurvivors_t *group);
 
 /** Sets the smallest number of ranks (default 1): with fewer, calls fail with KOLO_MINORITY. The same on all ranks. */

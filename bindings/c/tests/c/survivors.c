@@ -34,6 +34,7 @@ static koloResult_t sum(koloComm_t comm, void *context) {
     plan->runs++;
     OK(koloCommRank(comm, &rank));
     CHECK(koloSurvivorsAdmit(plan->group) == KOLO_USAGE);
+    CHECK(koloSurvivorsDestroy(&plan->group) == KOLO_USAGE && plan->group != NULL);
     if (plan->first == plan->dies) _exit(0);
     if (plan->first == plan->fails) {
         FAILS(koloAllReduce(comm, input, NULL, COUNT, KOLO_FLOAT32, KOLO_SUM), KOLO_USAGE, "");
