@@ -595,10 +595,11 @@ koloResult_t koloSurvivorsComm(koloSurvivors_t group, koloComm_t *comm);
  * finished it. With limit_ms (else KOLO_UNSET), the step ends on all ranks after that many milliseconds: its calls fail, and the
  * others no longer wait for a member that has not finished it.
  *
- * Either all live ranks get an error, or none does. Two kinds of failure are not repeated: an error after which the communicator
- * can still be used, such as KOLO_USAGE, and a failure after which no rank is missing. The rank where it happened gets the result
- * of its step, the others KOLO_REVOKED. After the limit, ranks get KOLO_TIMEOUT or KOLO_ABORTED. The group can go on in these cases.
- * KOLO_FENCED if the others have gone on without this rank; KOLO_MINORITY if too few ranks are left, or too few answer.
+ * Either all live ranks get an error, or none does. Two kinds of failure are not repeated: a result that is no failure of the
+ * communicator, such as KOLO_USAGE or a number of the step's own, and a failure after which no rank is missing. The rank where
+ * it happened gets the result of its step, the others KOLO_REVOKED. After the limit, ranks get KOLO_TIMEOUT or KOLO_ABORTED. The
+ * group can go on in these cases. KOLO_FENCED if the others have gone on without this rank; KOLO_MINORITY if too few ranks are
+ * left, or too few answer.
  */
 koloResult_t koloSurvivorsRun(koloSurvivors_t group, int64_t limit_ms, koloStep_t step, void *context);
 

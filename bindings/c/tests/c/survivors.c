@@ -1,4 +1,4 @@
-/* Steps that survive losses. Three processes; arguments: "lost" (and "tcp"), "limit", or "admit" and the file for an invitation. */
+/* Steps that survive losses. Three processes; arguments: "lost" (and "tcp"), "own", "limit", or "admit" and the file for an invitation. */
 #include "test.h"
 
 #include <unistd.h>
@@ -94,6 +94,25 @@ static void lost(koloSurvivors_t group, int rank, koloComm_t *comm) {
     plan.fails = -1;
     plan.dies = 1;
     FAILS(koloSurvivorsRun(group, KOLO_UNSET, sum, &plan), KOLO_MINORITY, "at least 2 are needed to go on");
+}
+
+/* A step of which one rank dies, and in which another makes a result of its own out of the failure that follows. */
+static koloResult_t own(koloComm_t comm, void *context) {
+    struct plan *plan = context;
+    koloResult_t result;
+    plan->runs++;
+    if (plan->first == plan->dies) _exit(0);
+    result = koloBarrier(comm);
+    CHECK(result != KOLO_SUCCESS);
+    return plan->first == plan->fails ? (koloResult_t)99 : result;
+}
+
+static void own_result(koloSurvivors_t group, int rank) {
+    struct plan plan = {group, rank, 0, 0, 1};
+    koloResult_t done = koloSurvivorsRun(group, KOLO_UNSET, own, &plan);
+    CHECK(plan.runs == 1 && (rank == 1 ? done == (koloResult_t)99 : done != KOLO_SUCCESS));
+    OK(koloSurvivorsAllReduce(group, KOLO_UNSET, input, output, COUNT, KOLO_FLOAT32, KOLO_SUM));
+    CHECK(output[0] == 6);
 }
 
 /* Waits for ranks that do not come. */
@@ -201,6 +220,7 @@ int main(int argc, char **argv) {
     OK(koloSurvivorsUpTo(group, 3));
     OK(koloSurvivorsOnChange(group, watch, &changes));
     if (strcmp(what, "lost") == 0) lost(group, rank, &comm);
+    if (strcmp(what, "own") == 0) own_result(group, rank);
     if (strcmp(what, "limit") == 0) limited(group, rank);
     if (strcmp(what, "admit") == 0) admit(group, state, rank == 2);
     OK(koloStateDestroy(&state));
