@@ -822,7 +822,10 @@ koloResult_t koloProbe(koloComm_t comm, int from, uint32_t first_tag, uint32_t l
 koloResult_t koloProbeNow(koloComm_t comm, int from, uint32_t first_tag, uint32_t last_tag, int *found,
                           koloMessage_t *message);
 
-/** Starts a send; see koloAllReduceStart. Any number of sends and receives may be in progress. */
+/**
+ * Starts a send; see koloAllReduceStart. Up to 65,000 sends and receives of a communicator may be in progress, those of batches
+ * included; KOLO_USAGE beyond.
+ */
 koloResult_t koloSendStart(koloComm_t comm, const void *input, size_t count, koloDataType_t type, int to, uint32_t tag,
                            koloRequest_t *request);
 
@@ -844,7 +847,10 @@ typedef struct {
     koloDataType_t type;
 } koloTransfer_t;
 
-/** Runs all the transfers together, whatever their order: no pattern of them deadlocks. Blocks until all are done. */
+/**
+ * Runs all the transfers together, whatever their order: no pattern of them deadlocks. Blocks until all are done. koloSendStart
+ * says how many may be in progress.
+ */
 koloResult_t koloBatch(koloComm_t comm, const koloTransfer_t *transfers, size_t count);
 
 /**
