@@ -54,7 +54,9 @@ impl Group {
 
     /// Offers the state to newcomers; returns whether a copy was made.
     pub(crate) fn offer(&self, state: &mut State, parts: &[Part<'_>]) -> Outcome<bool> {
-        Ok(state.offer(self.survivors.as_ref().ok_or_else(broken)?, parts))
+        let survivors = self.survivors.as_ref().ok_or_else(broken)?;
+        survivors.comm().check_process()?;
+        Ok(state.offer(survivors, parts))
     }
 
     /// Runs a step, which returns a `koloResult_t`.
