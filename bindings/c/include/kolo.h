@@ -617,7 +617,7 @@ koloResult_t koloSurvivorsAdmit(koloSurvivors_t group);
  * Copies this rank's state if newcomers ask for it by koloStateFetch, and serves the copy to them while the program goes on. The
  * copy takes as much memory again until the newcomers have gone. All members call it right after koloSurvivorsAdmit, with the
  * memory of the state's version; nothing may change that memory during the call. Costs nothing while none asks. Local: it never
- * waits for others. *offered (may be NULL) becomes 1 if a copy was made.
+ * waits for others. *offered (may be NULL) becomes 1 if a copy was made: only where a newcomer has connected to this rank.
  */
 koloResult_t koloStateOffer(koloState_t state, koloSurvivors_t group, const koloPart_t *parts, size_t count, int *offered);
 
