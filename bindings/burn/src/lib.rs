@@ -17,8 +17,8 @@
 //! Data-parallel training needs one more line per step, [`all_reduce_gradients`], between `backward` and the optimizer's step.
 //! [`broadcast_module`] gives all ranks the same initial values.
 //!
-//! Tensors may be on any device, and go through host memory; results are on the device of the input. Elements of all types can be sent.
-//! Elements of types that Kolo has too can be reduced: floats except `Flex32`, and integers.
+//! Tensors may be on any device, and go through host memory; results are on the device of the input. Elements of all types can be sent,
+//! but quantized tensors only by [`broadcast`]. Elements of types that Kolo has too can be reduced: floats except `Flex32`, and integers.
 //!
 //! All ranks call the same functions in the same order, with tensors of the same shape and type. Every call blocks until its result is
 //! there. Kolo's errors are passed on unchanged, with rank, operation and remedy ([`Error::Kolo`]).
@@ -43,7 +43,7 @@ pub enum Error {
     Kolo(kolo::Error),
     /// An error of burn on this rank alone. The other ranks wait for this rank until their time-out.
     Burn(String),
-    /// Kolo does not reduce elements of this type. Nothing was sent.
+    /// Kolo does not reduce elements of this type, or the tensor is quantized and was to be gathered. Nothing was sent.
     DType(DType),
 }
 
@@ -52,6 +52,9 @@ impl fmt::Display for Error {
         match self {
             Self::Kolo(error) => error.fmt(f),
             Self::Burn(problem) => f.write_str(problem),
+            Self::DType(DType::QFloat(_)) => {
+                f.write_str("quantized tensors can be neither reduced nor gathered; dequantize them first")
+            }
             Self::DType(dtype) => write!(f, "tensors of {dtype:?} cannot be reduced; cast them first"),
         }
     }
@@ -101,7 +104,7 @@ pub fn all_reduce<const D: usize>(comm: &Communicator, tensor: Tensor<D>, op: Re
 /// `[n * world size, ...]`.
 ///
 /// # Errors
-/// Those of [`Communicator::all_gather`].
+/// Those of [`Communicator::all_gather`]; [`Error::DType`] for quantized tensors.
 pub fn all_gather<const D: usize>(comm: &Communicator, tensor: Tensor<D>) -> Result<Tensor<D>> {
     let device = tensor.device();
     let own = elements::read(tensor)?;

@@ -4,6 +4,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
+use burn::tensor::quantization::QuantScheme;
 use burn::tensor::{DType, Device, Tensor};
 use kolo::{Cluster, Communicator, ReduceOp};
 use kolo_burn::{Error, all_gather, all_reduce, all_reduce_gradients, broadcast, broadcast_module};
@@ -40,6 +41,20 @@ fn tensors_of_all_types() {
             Ok(())
         });
     }
+}
+
+/// Their scales lie behind the values in memory.
+#[test]
+fn quantized_tensors_are_not_gathered() {
+    on_ranks(|comm| {
+        let own = Tensor::<1>::from_data([-1.0, 0.5, 0.25, 1.0], &Device::default())
+            .quantize_dynamic(&QuantScheme::default());
+        let error = all_gather(comm, own.clone()).expect_err("it is quantized");
+        assert!(matches!(error, Error::DType(DType::QFloat(_))), "{error}");
+        let same = broadcast(comm, own.clone(), 1)?;
+        assert_eq!(values(same.dequantize()), values(own.dequantize()));
+        Ok(())
+    });
 }
 
 #[test]

@@ -566,7 +566,10 @@ typedef void (*koloWatcher_t)(const koloChange_t *change, void *context);
  */
 koloResult_t koloSurvivorsCreate(koloComm_t *comm, koloSurvivors_t *group);
 
-/** Destroys a group with its communicator; *group becomes NULL. Nothing happens if it is NULL. */
+/**
+ * Destroys a group with its communicator; *group becomes NULL. Nothing happens if it is NULL. From within a step or a watcher of
+ * the group: KOLO_USAGE, and the group stays.
+ */
 koloResult_t koloSurvivorsDestroy(koloSurvivors_t *group);
 
 /** Sets the smallest number of ranks (default 1): with fewer, calls fail with KOLO_MINORITY. The same on all ranks. */
@@ -592,10 +595,11 @@ koloResult_t koloSurvivorsComm(koloSurvivors_t group, koloComm_t *comm);
  * finished it. With limit_ms (else KOLO_UNSET), the step ends on all ranks after that many milliseconds: its calls fail, and the
  * others no longer wait for a member that has not finished it.
  *
- * Either all live ranks get an error, or none does. Two kinds of failure are not repeated: an error after which the communicator
- * can still be used, such as KOLO_USAGE, and a failure after which no rank is missing. The rank where it happened gets the result
- * of its step, the others KOLO_REVOKED. After the limit, ranks get KOLO_TIMEOUT or KOLO_ABORTED. The group can go on in these cases.
- * KOLO_FENCED if the others have gone on without this rank; KOLO_MINORITY if too few ranks are left, or too few answer.
+ * Either all live ranks get an error, or none does. Two kinds of failure are not repeated: a result that is no failure of the
+ * communicator, such as KOLO_USAGE or a number of the step's own, and a failure after which no rank is missing. The rank where
+ * it happened gets the result of its step, the others KOLO_REVOKED. After the limit, ranks get KOLO_TIMEOUT or KOLO_ABORTED. The
+ * group can go on in these cases. KOLO_FENCED if the others have gone on without this rank; KOLO_MINORITY if too few ranks are
+ * left, or too few answer.
  */
 koloResult_t koloSurvivorsRun(koloSurvivors_t group, int64_t limit_ms, koloStep_t step, void *context);
 
@@ -613,7 +617,7 @@ koloResult_t koloSurvivorsAdmit(koloSurvivors_t group);
  * Copies this rank's state if newcomers ask for it by koloStateFetch, and serves the copy to them while the program goes on. The
  * copy takes as much memory again until the newcomers have gone. All members call it right after koloSurvivorsAdmit, with the
  * memory of the state's version; nothing may change that memory during the call. Costs nothing while none asks. Local: it never
- * waits for others. *offered (may be NULL) becomes 1 if a copy was made.
+ * waits for others. *offered (may be NULL) becomes 1 if a copy was made: only where a newcomer has connected to this rank.
  */
 koloResult_t koloStateOffer(koloState_t state, koloSurvivors_t group, const koloPart_t *parts, size_t count, int *offered);
 
@@ -818,7 +822,10 @@ koloResult_t koloProbe(koloComm_t comm, int from, uint32_t first_tag, uint32_t l
 koloResult_t koloProbeNow(koloComm_t comm, int from, uint32_t first_tag, uint32_t last_tag, int *found,
                           koloMessage_t *message);
 
-/** Starts a send; see koloAllReduceStart. Any number of sends and receives may be in progress. */
+/**
+ * Starts a send; see koloAllReduceStart. Up to 65,000 sends and receives of a communicator may be in progress, those of batches
+ * included; KOLO_USAGE beyond.
+ */
 koloResult_t koloSendStart(koloComm_t comm, const void *input, size_t count, koloDataType_t type, int to, uint32_t tag,
                            koloRequest_t *request);
 
@@ -840,7 +847,10 @@ typedef struct {
     koloDataType_t type;
 } koloTransfer_t;
 
-/** Runs all the transfers together, whatever their order: no pattern of them deadlocks. Blocks until all are done. */
+/**
+ * Runs all the transfers together, whatever their order: no pattern of them deadlocks. Blocks until all are done. koloSendStart
+ * says how many may be in progress.
+ */
 koloResult_t koloBatch(koloComm_t comm, const koloTransfer_t *transfers, size_t count);
 
 /**

@@ -78,6 +78,18 @@ inline void expect(bool fits, const char *problem) {
     }
 }
 
+/** Returns a text that a call of kolo.h writes. The text may change from one call to the next. */
+template <class Call> std::string text(Call &&write) {
+    std::string text;
+    std::size_t needed = 4096;
+    while (needed > text.size()) {
+        text.resize(needed);
+        check(write(text.data(), text.size(), &needed));
+    }
+    text.resize(needed - 1);
+    return text;
+}
+
 /** A time that is over already has no milliseconds left: negative numbers mean other things in kolo.h. */
 inline std::int64_t left(std::chrono::milliseconds limit) { return limit.count() < 0 ? 0 : limit.count(); }
 
@@ -298,12 +310,9 @@ public:
 
     /** Returns one line that says how the other ranks are reached, and why. */
     std::string summary() const {
-        std::size_t needed = 0;
-        detail::check(koloCommSummary(handle_, nullptr, 0, &needed));
-        std::string text(needed, '\0');
-        detail::check(koloCommSummary(handle_, text.data(), text.size(), nullptr));
-        text.resize(needed - 1);
-        return text;
+        return detail::text([this](char *text, std::size_t bytes, std::size_t *needed) {
+            return koloCommSummary(handle_, text, bytes, needed);
+        });
     }
 
     /** Makes a communicator of the ranks of each color (0 or more), by key; none for KOLO_NO_COLOR. All ranks call it; blocks. */
@@ -332,15 +341,9 @@ public:
 
     /** Returns an invitation for newcomers. Any process that has it can join the job, so keep it secret. */
     std::string accept() const {
-        std::string text;
-        std::size_t needed = 4096;
-        // Each call makes a new text, which may be longer.
-        while (needed > text.size()) {
-            text.resize(needed);
-            detail::check(koloCommAccept(handle_, text.data(), text.size(), &needed));
-        }
-        text.resize(needed - 1);
-        return text;
+        return detail::text([this](char *text, std::size_t bytes, std::size_t *needed) {
+            return koloCommAccept(handle_, text, bytes, needed);
+        });
     }
 
     /** Returns how many newcomers wait at this rank's port. */

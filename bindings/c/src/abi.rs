@@ -133,4 +133,9 @@ pub(crate) mod result {
     pub(crate) const REVOKED: c_int = 12;
     pub(crate) const FENCED: c_int = 13;
     pub(crate) const MINORITY: c_int = 14;
+
+    /// Whether it stands for an error after which the communicator is beyond use (see `Error::is_fatal`).
+    pub(crate) const fn is_fatal(code: c_int) -> bool {
+        matches!(code, MISMATCH | PEER_LOST | TIMEOUT | ABORTED | TRANSPORT | REVOKED | FENCED | MINORITY)
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use kolo_rs::state::{Part, State};
 use kolo_rs::{Change, Collective, Communicator, Invitation, RawCall};
@@ -383,8 +383,14 @@ unsafe extern "C" fn koloSurvivorsCreate(comm: *mut *mut Comm, group: *mut *mut 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn koloSurvivorsDestroy(group: *mut *mut Members) -> c_int {
     guard("koloSurvivorsDestroy", None, || {
-        // SAFETY: the header's promise: the handle is from `koloSurvivorsCreate`, and no other call uses it any more.
-        drop(unsafe { take("group", group) }?);
+        // SAFETY: the header's promise: the handle is from `koloSurvivorsCreate`, and only a step or watcher calls this while another
+        // call uses it. Tested by `tests/c/survivors.c`.
+        unsafe {
+            if let Some(group) = group.as_ref().and_then(|group| group.as_ref()) {
+                drop(lock(group)?);
+            }
+            drop(take("group", group)?);
+        }
         Ok(())
     })
 }
@@ -530,14 +536,22 @@ unsafe fn with_group(
     let Some(group) = (unsafe { group.as_ref() }) else {
         return guard(function, None, || Err(usage("the group is NULL; was it made, and not destroyed?")));
     };
-    let mut group = match group.try_lock() {
-        Ok(group) => group,
-        Err(TryLockError::Poisoned(group)) => group.into_inner(),
-        Err(TryLockError::WouldBlock) => {
-            let problem = "another call on the group is in progress; steps and watchers must not call it";
-            return guard(function, None, || Err(usage(problem)));
+    match lock(group) {
+        Ok(mut group) => {
+            let last_error = group.last_error();
+            guard(function, Some(&last_error), || body(&mut group))
         }
-    };
-    let last_error = group.last_error();
-    guard(function, Some(&last_error), || body(&mut group))
+        Err(failure) => guard(function, None, || Err(failure)),
+    }
+}
+
+/// Locks the group, unless a call on it is in progress.
+fn lock(group: &Members) -> Outcome<MutexGuard<'_, Group>> {
+    match group.try_lock() {
+        Ok(group) => Ok(group),
+        Err(TryLockError::Poisoned(group)) => Ok(group.into_inner()),
+        Err(TryLockError::WouldBlock) => {
+            Err(usage("another call on the group is in progress; steps and watchers must not call it"))
+        }
+    }
 }

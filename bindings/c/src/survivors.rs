@@ -9,7 +9,7 @@ use std::time::Duration;
 use kolo_rs::state::{Part, State};
 use kolo_rs::{Communicator, Error, ErrorContext, Survivors};
 
-use crate::abi::result::SUCCESS;
+use crate::abi::result::{self, SUCCESS};
 use crate::comm::{Comm, Whose};
 use crate::guard::{Failure, LastError, Outcome, usage};
 
@@ -54,7 +54,9 @@ impl Group {
 
     /// Offers the state to newcomers; returns whether a copy was made.
     pub(crate) fn offer(&self, state: &mut State, parts: &[Part<'_>]) -> Outcome<bool> {
-        Ok(state.offer(self.survivors.as_ref().ok_or_else(broken)?, parts))
+        let survivors = self.survivors.as_ref().ok_or_else(broken)?;
+        survivors.comm().check_process()?;
+        Ok(state.offer(survivors, parts))
     }
 
     /// Runs a step, which returns a `koloResult_t`.
@@ -72,7 +74,8 @@ impl Group {
             if last.get() == SUCCESS {
                 return Ok(());
             }
-            let error = comm.error();
+            // A step that failed for a reason of its own is not repeated, even if its communicator has failed too.
+            let error = if result::is_fatal(last.get()) { comm.error() } else { None };
             let error = error.unwrap_or_else(|| failed(comm, last.get(), &handle.last_error.message()));
             meant = error.to_string();
             Err(error)
@@ -98,7 +101,7 @@ fn show(handle: &Comm, members: &Communicator) {
     }
 }
 
-/// Makes the error of a step that failed while its communicator is healthy; such a step is not repeated.
+/// Makes the error of a step that failed, but not because its communicator did; such a step is not repeated.
 fn failed(comm: &Communicator, code: c_int, message: &str) -> Error {
     let mut context = ErrorContext::default();
     (context.rank, context.operation) = (comm.rank(), "step".to_owned());

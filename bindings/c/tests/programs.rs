@@ -71,7 +71,7 @@ fn survivors() {
     for link in [Link::Shared, Link::Static] {
         let folder = tempfile::tempdir().unwrap();
         let program = program(&cc, "survivors", link, folder.path());
-        for case in [&["lost"][..], &["lost", "tcp"], &["limit"]] {
+        for case in [&["lost"][..], &["lost", "tcp"], &["own"], &["limit"]] {
             run_ranks(&program, 3, case);
         }
         run_ranks(&program, 3, &["admit", folder.path().join("invitation").to_str().unwrap()]);

@@ -9,6 +9,7 @@ use super::exchange::at_the_exchange;
 use super::run::Begun;
 use super::{Step, lend};
 use crate::call::Call;
+use crate::cancel::Whole;
 use crate::communicator::{Attended, Core, CoreGuard, Shared};
 use crate::error::Result;
 use crate::symmetric::{self, SymmetricCall};
@@ -26,12 +27,16 @@ pub(super) unsafe fn run_symmetric<'a>(
     limit: Duration,
 ) -> Result<(CoreGuard<'a>, bool)> {
     let combine = begun.combine(shared, call)?;
+    let _whole = Whole::new();
+    // If the call is dropped before it is done, it takes the buffers back. By then the communicator has been aborted: by
+    // the error, or by `lend` if the call panics.
+    let mut running = None;
+    let running = &mut running;
     lend(shared, move || {
         let Core { exchange: Some(exchange), symmetric, .. } = &mut *core else {
             unreachable!("there are symmetric buffers only where there is an exchange")
         };
-        // If `running` is dropped before the call is done, after an error or by unwinding, it takes the buffers back.
-        let running = symmetric.enter(&mut exchange.compiled, call, combine, begun.tag);
+        let running = running.insert(symmetric.enter(&mut exchange.compiled, call, combine, begun.tag));
         let mut is_declined = false;
         let reaching = Reaching { running, is_declined: &mut is_declined };
         let _attended = Attended::new(&shared.attendance);
@@ -41,18 +46,18 @@ pub(super) unsafe fn run_symmetric<'a>(
 }
 
 /// A call on symmetric buffers. Only [`run_symmetric`] makes one, and its caller lends the buffers until it returns.
-struct Reaching<'a> {
-    running: SymmetricCall<'a>,
+struct Reaching<'a, 'call> {
+    running: &'a mut SymmetricCall<'call>,
     is_declined: &'a mut bool,
 }
 
-impl Goal for Reaching<'_> {
+impl Goal for Reaching<'_, '_> {
     fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
         let Core { exchange: Some(exchange), symmetric, .. } = core else {
             unreachable!("it was there when the call began")
         };
         // SAFETY: the caller of `run_symmetric` lends the buffers.
-        let step = unsafe { symmetric.advance(&mut exchange.compiled, &mut self.running) };
+        let step = unsafe { symmetric.advance(&mut exchange.compiled, self.running) };
         // Before it comes here, another rank may be waiting for an earlier operation of this rank.
         match step.map_err(fault)? {
             symmetric::Step::Done => Ok(Step::Done),

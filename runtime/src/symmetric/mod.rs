@@ -17,12 +17,13 @@
 //! 2. The caller has lent these bytes to the call for its duration, mutably where they are written. The locations are
 //!    published with release and read with acquire, and so is the end: writes by other ranks happen after the caller's
 //!    own before the call, and before those after it.
-//! 3. A call that fails may leave other ranks at work. Before it returns, private copies replace the pages that they
-//!    may write ([`Exposure::withdraw`]), so that nobody writes the caller's memory any more.
-//! 4. A rank that fails may have reused its memory while others read it. It first says so with the word of
+//! 3. A call that fails once its locations are published may leave other ranks at work. Before it returns, private
+//!    copies replace the pages that they may write ([`Exposure::withdraw`]), so that nobody writes the caller's memory
+//!    any more. The shared pages are freed: they then read as zeroes.
+//! 4. A rank that fails may have freed or reused its memory while others read it. It first says so with the word of
 //!    [`CompiledExchange::withdraw`], and a rank that finds this word set after its last read does not publish, so
-//!    nobody's call succeeds with such data. A rank that leaves in good order does not set the word, because others may
-//!    still read the root's memory.
+//!    nobody's call succeeds with such data. The communicator is therefore aborted before a call is dropped that is not
+//!    over. A rank that leaves in good order does not set the word, because others may still read the root's memory.
 //! 5. Allocations and offsets from other ranks are checked against the mappings before use. Payload has no invariants.
 
 mod bind;
@@ -30,6 +31,8 @@ mod locations;
 mod memory;
 mod work;
 
+use std::io::{self, Write};
+use std::process;
 use std::sync::Arc;
 
 use kolo_collectives::plan::{Collective, Placement};
@@ -78,6 +81,8 @@ pub(crate) struct SymmetricCall<'a> {
     pub(crate) turn: u64,
     phase: Phase,
     locations: BufferLocations,
+    /// Whether this rank has published its locations.
+    is_located: bool,
     /// `None` once the call is over.
     exposure: Option<Exposure>,
 }
@@ -123,14 +128,18 @@ pub(crate) struct Exposure {
 }
 
 impl Exposure {
-    /// Takes the pages back from the other ranks: see the module's rules for access, 3.
-    ///
-    /// # Panics
-    /// If the system has no memory for the copies: the caller's memory would keep changing under it.
+    /// Takes the pages back from the other ranks: see the module's rules for access, 3. If the system has no memory for
+    /// the copies, the process ends, since the caller's memory would keep changing under it.
     fn withdraw(&self) {
         let Self { memory, offset, len } = self;
-        let result = memory.shared().take_private(*offset, *len);
-        result.expect("memory to take a buffer back from ranks that may still write it");
+        if let Err(error) = memory.shared().take_private(*offset, *len) {
+            let _ = writeln!(
+                io::stderr(),
+                "kolo: a call on a symmetric buffer failed, and its {len} bytes cannot be taken back from the other \
+                 ranks, which may still write them: {error}; the process ends"
+            );
+            process::abort();
+        }
     }
 }
 
@@ -228,6 +237,7 @@ impl SymmetricBuffers {
             turn: exchange.take_turn(),
             phase: Phase::Locating,
             locations,
+            is_located: false,
             exposure,
         }
     }
@@ -244,9 +254,12 @@ impl SymmetricBuffers {
         loop {
             match &mut running.phase {
                 Phase::Locating => {
-                    let (is_next, words) = (exchange.has_turn(running.turn), running.locations.encode());
-                    let mut all = || exchange.exchange(running.tag, &words, Needs::All);
-                    if !is_next || !all().map_err(Fault::Mismatch)? {
+                    if !exchange.has_turn(running.turn) {
+                        return Ok(Step::Waits);
+                    }
+                    let all = exchange.exchange(running.tag, &running.locations.encode(), Needs::All);
+                    running.is_located = exchange.is_published();
+                    if !all.map_err(Fault::Mismatch)? {
                         return Ok(Step::Waits);
                     }
                     let Some(job) = self.agreed(exchange, running)? else {
@@ -399,9 +412,10 @@ impl SymmetricBuffers {
 }
 
 impl Drop for SymmetricCall<'_> {
-    /// Gives up a call that is not over. When this returns, nobody else writes its buffers.
+    /// Gives up a call that is not over, after the communicator has been aborted. When this returns, nobody else writes
+    /// its buffers.
     fn drop(&mut self) {
-        if let Some(exposure) = &self.exposure {
+        if let Some(exposure) = self.exposure.as_ref().filter(|_| self.is_located) {
             exposure.withdraw();
         }
     }

@@ -38,6 +38,28 @@ impl Rank {
         Call::check(&raw, self.comm.rank(), self.comm.world_size()).expect("sound")
     }
 
+    /// Makes an all-reduce in place on the input, which other ranks write.
+    fn all_reduce(&mut self) -> Call {
+        let raw = RawCall {
+            collective: Collective::AllReduce,
+            input: self.input.as_ptr(),
+            output: self.input.as_mut_ptr(),
+            count: self.input.len(),
+            data_type: DataType::U8,
+            op: ReduceOp::Sum,
+            root: 0,
+        };
+        Call::check(&raw, self.comm.rank(), self.comm.world_size()).expect("sound")
+    }
+
+    /// Returns the first byte of another rank's input, as this rank sees it.
+    fn sees(&self, rank: usize) -> u8 {
+        let core = self.comm.shared.core();
+        let at = core.symmetric.allocations[0].at(rank, 0, 1).expect("it is inside");
+        // SAFETY: the byte is mapped, and nobody writes it now.
+        unsafe { at.read() }
+    }
+
     fn enter<'a>(&self, call: &'a Call) -> SymmetricCall<'a> {
         let mut core = self.comm.shared.core();
         let Core { exchange: Some(exchange), symmetric, .. } = &mut *core else { panic!("one host") };
@@ -114,4 +136,22 @@ fn a_rank_that_leaves_after_its_call_does_not_fail_those_that_still_read() {
     assert_eq!(ranks[1].go_on(&mut running[1]), Step::Done);
     assert!(ranks[1].output.iter().all(|byte| *byte == 1));
     assert_eq!(ranks[0].go_on(&mut running[0]), Step::Done);
+}
+
+#[test]
+fn a_buffer_is_taken_back_if_the_others_have_heard_of_it() {
+    let mut ranks = ranks(2);
+    let calls: Vec<Call> = ranks.iter_mut().map(Rank::all_reduce).collect();
+    let cause = Error::new(ErrorKind::Aborted, "test", None, "on purpose");
+
+    drop(ranks[0].enter(&calls[0]));
+    ranks[0].input.fill(3);
+    assert_eq!(ranks[1].sees(0), 3, "it is still shared");
+
+    let mut running = ranks[1].enter(&calls[1]);
+    assert_eq!(ranks[1].step(&mut running), Step::Waits);
+    ranks[1].comm.shared.core().abort(&cause);
+    drop(running);
+    assert!(ranks[1].input.iter().all(|byte| *byte == 1));
+    assert_eq!(ranks[0].sees(1), 0, "its pages are free");
 }

@@ -75,12 +75,14 @@ impl SharedMemory {
         }
     }
 
-    /// Replaces whole pages of this process's mapping by private copies, which other processes can no longer reach.
-    /// Contents and addresses stay; bytes that others write at this moment may be in the copy or not. Blocks for as
-    /// long as copying takes.
+    /// Replaces whole pages of this process's mapping, which are not private yet, by private copies, which other
+    /// processes can no longer reach. Contents and addresses stay; bytes that others write at this moment may be in the
+    /// copy or not. The shared pages go back to the system piece by piece, so the copies need no further memory. Other
+    /// processes then read zeroes there. Blocks for as long as copying takes.
     ///
     /// # Errors
-    /// If the system has no memory for all copies. Some of the pages may then be private already.
+    /// If the system has no address space or memory for the copies. The pages may not be used any more: some may be
+    /// private already, and others empty.
     ///
     /// # Panics
     /// If the range is not inside the memory, or does not consist of whole pages.
@@ -308,8 +310,8 @@ fn whole_pages(bytes: usize) -> io::Result<usize> {
 mod tests {
     use super::*;
 
-    fn introduced(ranks: u32) -> Vec<MemorySharing> {
-        let mut all: Vec<MemorySharing> = (0..ranks).map(|_| MemorySharing::new(5000).unwrap()).collect();
+    fn introduced(ranks: u32, bytes: usize) -> Vec<MemorySharing> {
+        let mut all: Vec<MemorySharing> = (0..ranks).map(|_| MemorySharing::new(bytes).unwrap()).collect();
         let addresses: Vec<Vec<u8>> = all.iter().map(MemorySharing::address).collect();
         for (rank, sharing) in (0..).zip(&mut all) {
             let others = (0..).zip(&addresses).filter(|(peer, _)| *peer != rank);
@@ -319,8 +321,8 @@ mod tests {
         all
     }
 
-    fn handed_round(ranks: u32) -> Vec<(SharedMemory, Vec<SharedMemory>)> {
-        let mut all = introduced(ranks);
+    fn handed_round(ranks: u32, bytes: usize) -> Vec<(SharedMemory, Vec<SharedMemory>)> {
+        let mut all = introduced(ranks, bytes);
         for _ in 0..2 {
             for sharing in &mut all {
                 sharing.poll().unwrap();
@@ -331,7 +333,7 @@ mod tests {
 
     #[test]
     fn everybody_sees_everybodys_memory_until_it_is_taken_private() {
-        let all = handed_round(3);
+        let all = handed_round(3, 5000);
         let read = |memory: &SharedMemory, at: usize| {
             // SAFETY: the byte lies inside the memory, which nobody else touches in this test.
             unsafe { memory.base().add(at).read() }
@@ -354,6 +356,35 @@ mod tests {
         assert_eq!((read(&all[1].0, 4999), read(&all[0].1[0], 4999)), (0, 0));
     }
 
+    /// Pages that are freed read as zeroes, in all mappings of the file.
+    #[test]
+    fn memory_that_was_taken_private_is_freed() {
+        const BYTES: usize = 5 << 20; // several pieces
+        let page = rustix::param::page_size();
+        let all = handed_round(2, BYTES);
+        let (own, seen) = (&all[0].0, &all[1].1[0]);
+        let bytes = |memory: &SharedMemory| {
+            let mut bytes = vec![0_u8; BYTES];
+            // SAFETY: the memory has these bytes, and nobody else touches it in this test.
+            unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(memory.base(), BYTES) };
+            bytes
+        };
+        // SAFETY: as above.
+        unsafe { own.base().write_bytes(7, BYTES) };
+        let taken = page..4 << 20;
+        own.take_private(taken.start, taken.len()).unwrap();
+        assert!(bytes(own).iter().all(|byte| *byte == 7));
+        let left = bytes(seen);
+        assert!(left[taken.clone()].iter().all(|byte| *byte == 0));
+        assert!(left[..taken.start].iter().chain(&left[taken.end..]).all(|byte| *byte == 7));
+
+        own.take_private(0, page).unwrap();
+        // SAFETY: as above.
+        unsafe { seen.base().write_bytes(9, taken.end) };
+        own.discard();
+        assert!(bytes(own).iter().chain(&bytes(seen)).all(|byte| *byte == 0));
+    }
+
     #[test]
     fn a_peer_that_is_gone_is_named() {
         let mut here = MemorySharing::new(1).unwrap();
@@ -367,7 +398,7 @@ mod tests {
     /// The memory of rank 0 cannot be mapped, as if the others had no address space for it.
     #[test]
     fn a_rank_that_cannot_take_memory_gives_its_own_before_it_says_so() {
-        let mut all = introduced(3);
+        let mut all = introduced(3, 5000);
         all[0].fd = memfd::create_sealed("kolo-test", 4096).unwrap();
         assert!(!all[0].poll().unwrap());
         for rank in [1, 2] {

@@ -7,9 +7,11 @@
 //! range [`Mapping::bytes`] has checked. The file is sealed against shrinking ([`memfd`](super::memfd)), so a checked
 //! address stays backed as long as the mapping lives.
 
+use std::ffi::c_void;
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -20,6 +22,8 @@ use super::atomic::Atomic;
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
+    /// A second mapping of the whole file, made when a part of this one became private.
+    file: OnceLock<Box<Self>>,
 }
 
 // SAFETY: the mapping is plain memory that belongs to no thread; all access goes through atomics or through raw
@@ -43,8 +47,7 @@ impl Mapping {
                 0,
             )?
         };
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mapped at null"))?;
-        Ok(Self { base, bytes })
+        Self::at(base, bytes)
     }
 
     /// Maps zeroed memory that no other process sees.
@@ -53,8 +56,12 @@ impl Mapping {
         // SAFETY: as in `new`.
         let base =
             unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE)? };
+        Self::at(base, bytes)
+    }
+
+    fn at(base: *mut c_void, bytes: usize) -> io::Result<Self> {
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mapped at null"))?;
-        Ok(Self { base, bytes })
+        Ok(Self { base, bytes, file: OnceLock::new() })
     }
 
     /// Returns the address of `offset..offset + len`.
@@ -111,42 +118,78 @@ impl Mapping {
         Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxWipeOnFork) }?)
     }
 
-    /// Frees the pages of a shared mapping for all processes that map the file. They then read as zeroes.
+    /// Frees the pages of a shared mapping for all processes that map the file, and those that have become private. All
+    /// of them then read as zeroes.
     pub(crate) fn discard(&self) {
-        // SAFETY: the range is the mapping, and its owner no longer reads it. If the kernel refuses, the pages are
-        // freed when the last mapping goes.
-        let _ = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxRemove) };
+        self.file().free(0, self.bytes);
+        if self.file.get().is_some() {
+            // SAFETY: the range is the mapping, and its owner no longer reads it.
+            // Test: `memory_that_was_taken_private_is_freed`.
+            let _ =
+                unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxDontNeed) };
+        }
     }
 
-    /// Replaces a range of whole pages by private copies, which the other mappings of the file no longer reach. Bytes
-    /// that others write meanwhile may be in the copy or not.
+    /// Replaces a range of whole pages, which are still the file's, by private copies, which the other mappings no
+    /// longer reach. Frees the file's pages, which then read as zeroes there. Bytes that others write meanwhile may be
+    /// in the copy or not.
+    ///
+    /// # Errors
+    /// If there is no address space or memory. The range may then not be used any more.
     ///
     /// # Panics
     /// If the range is not inside the mapping, or does not consist of whole pages.
     pub(crate) fn take_private(&self, offset: usize, len: usize) -> io::Result<()> {
-        /// Number of bytes copied at a time, which bounds the memory needed beside the copy itself.
+        /// Number of bytes copied at a time, which bounds the memory needed beside the pages that are freed: a huge
+        /// page, since the kernel frees only whole ones.
         const PIECE_BYTES: usize = 2 << 20;
         let page = rustix::param::page_size();
         assert!(offset.is_multiple_of(page) && len.is_multiple_of(page), "{offset} and {len} are not pages");
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        for at in (0..len).step_by(PIECE_BYTES) {
-            let piece = PIECE_BYTES.min(len - at);
-            let to = self.bytes(offset + at, piece);
-            // SAFETY: the copy goes to a fresh mapping, which then takes the place of a range inside this one: the
-            // addresses stay mapped throughout, and hold the same bytes. Both are plain memory without invariants.
-            unsafe {
-                // Pages are backed at once, rather than by a fault each.
-                let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
-                let copy = rustix::mm::mmap_anonymous(ptr::null_mut(), piece, protection, flags)?;
-                ptr::copy_nonoverlapping(to.cast_const(), copy.cast::<u8>(), piece);
-                let flags = rustix::mm::MremapFlags::MAYMOVE;
-                if let Err(errno) = rustix::mm::mremap_fixed(copy, piece, piece, flags, to.cast()) {
-                    let _ = rustix::mm::munmap(copy, piece);
-                    return Err(errno.into());
-                }
-            }
+        let to = self.bytes(offset, len);
+        if self.file.get().is_none() {
+            let file = self.duplicate()?;
+            self.file.get_or_init(|| Box::new(file));
         }
+        let (file, end) = (self.file(), offset + len);
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        // SAFETY: the range inside this mapping stays plain memory without invariants, and its bytes follow from the
+        // other mapping of the file. Test: `memory_that_was_taken_private_is_freed`.
+        unsafe { rustix::mm::mmap_anonymous(to.cast(), len, ProtFlags::READ | ProtFlags::WRITE, flags)? };
+        let mut at = offset;
+        while at < end {
+            let piece = (at + 1).next_multiple_of(PIECE_BYTES).min(end) - at;
+            self.back(at, piece)?;
+            let (from, to) = (file.bytes(at, piece), self.bytes(at, piece));
+            // SAFETY: both ranges are inside their mappings, which are different memory now.
+            unsafe { ptr::copy_nonoverlapping(from.cast_const(), to, piece) };
+            file.free(at, piece);
+            at += piece;
+        }
+        // Others may have written since, which allocates pages again.
+        file.free(offset, len);
         Ok(())
+    }
+
+    /// Returns the mapping in which every page is the file's: this one while no part of it is private.
+    fn file(&self) -> &Self {
+        self.file.get().map_or(self, |file| file)
+    }
+
+    /// Maps the file of a shared mapping once more.
+    fn duplicate(&self) -> io::Result<Self> {
+        // SAFETY: with an old size of 0, the kernel leaves the old range as it is, and picks a fresh one for the new
+        // mapping of the same pages.
+        let base = unsafe {
+            rustix::mm::mremap(self.base.as_ptr().cast(), 0, self.bytes, rustix::mm::MremapFlags::MAYMOVE)?
+        };
+        Self::at(base, self.bytes)
+    }
+
+    /// Frees pages of the file. If the kernel refuses, they are freed when the last mapping goes.
+    fn free(&self, offset: usize, len: usize) {
+        let at = self.bytes(offset, len).cast();
+        // SAFETY: the range is inside the mapping, and its owner no longer reads it there.
+        let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxRemove) };
     }
 
     /// Asks the kernel to back a range now rather than on first touch. This is a hint: refusal is not an error.

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 static koloComm_t comm;
+static koloSurvivors_t group;
+static koloState_t state;
 static int rank;
 
 /* Destroys the inherited communicator when the child exits, as the destructor of a C++ object would. */
@@ -35,6 +37,7 @@ static void refused_calls(koloRequest_t *waited, koloRequest_t *freed) {
     koloResult_t found = KOLO_SUCCESS;
     koloCall_t call = KOLO_CALL_INITIALIZER;
     koloTransfer_t transfer = {KOLO_SEND, 0, x, 1, KOLO_INT32};
+    koloPart_t part = {"x", x, sizeof x};
     call.input = call.output = x;
     call.count = 3;
 #define REFUSED(call) FAILS(call, KOLO_USAGE, "before a fork")
@@ -56,6 +59,8 @@ static void refused_calls(koloRequest_t *waited, koloRequest_t *freed) {
     REFUSED(koloCommMemAlloc(comm, &memory, 4096));
     REFUSED(koloCommRegister(comm, x, sizeof x, &registration));
     REFUSED(koloCommAbort(comm, "a child has no say"));
+    REFUSED(koloStateOffer(state, group, &part, 1, NULL));
+    OK(koloSurvivorsDestroy(&group));
     OK(koloCommGetAsyncError(comm, &found));
     CHECK(found == KOLO_USAGE && strstr(koloGetLastError(comm), "before a fork") != NULL);
     OK(koloTest(*waited, &done));
@@ -65,6 +70,13 @@ static void refused_calls(koloRequest_t *waited, koloRequest_t *freed) {
     OK(koloRequestFree(freed));
     OK(koloCommRank(comm, &peer));
     CHECK(peer == rank);
+}
+
+static void make_group(void) {
+    koloComm_t members;
+    OK(koloCommSplit(comm, 0, 0, &members));
+    OK(koloStateCreate(members, &state));
+    OK(koloSurvivorsCreate(&members, &group));
 }
 
 /* A communicator of the child's own. */
@@ -95,6 +107,7 @@ int main(int argc, char **argv) {
     OK(koloCommMemAlloc(comm, &found, 40000));
     memory = found;
     for (int i = 0; i < 10000; i++) memory[i] = 7;
+    make_group();
     sums(6);
     for (int i = 0; i < 2; i++)
         OK(koloAllReduceStart(comm, &started[i], &started[i], 1, KOLO_INT32, KOLO_SUM, &requests[i]));
@@ -123,5 +136,7 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; i < 10000; i++) CHECK(memory[i] == 7);
     OK(koloBarrier(comm));
+    OK(koloSurvivorsDestroy(&group));
+    OK(koloStateDestroy(&state));
     return 0;
 }

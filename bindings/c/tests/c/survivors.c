@@ -1,4 +1,4 @@
-/* Steps that survive losses. Three processes; arguments: "lost" (and "tcp"), "limit", or "admit" and the file for an invitation. */
+/* Steps that survive losses. Three processes; arguments: "lost" (and "tcp"), "own", "limit", or "admit" and the file for an invitation. */
 #include "test.h"
 
 #include <unistd.h>
@@ -34,6 +34,7 @@ static koloResult_t sum(koloComm_t comm, void *context) {
     plan->runs++;
     OK(koloCommRank(comm, &rank));
     CHECK(koloSurvivorsAdmit(plan->group) == KOLO_USAGE);
+    CHECK(koloSurvivorsDestroy(&plan->group) == KOLO_USAGE && plan->group != NULL);
     if (plan->first == plan->dies) _exit(0);
     if (plan->first == plan->fails) {
         FAILS(koloAllReduce(comm, input, NULL, COUNT, KOLO_FLOAT32, KOLO_SUM), KOLO_USAGE, "");
@@ -95,6 +96,25 @@ static void lost(koloSurvivors_t group, int rank, koloComm_t *comm) {
     FAILS(koloSurvivorsRun(group, KOLO_UNSET, sum, &plan), KOLO_MINORITY, "at least 2 are needed to go on");
 }
 
+/* A step of which one rank dies, and in which another makes a result of its own out of the failure that follows. */
+static koloResult_t own(koloComm_t comm, void *context) {
+    struct plan *plan = context;
+    koloResult_t result;
+    plan->runs++;
+    if (plan->first == plan->dies) _exit(0);
+    result = koloBarrier(comm);
+    CHECK(result != KOLO_SUCCESS);
+    return plan->first == plan->fails ? (koloResult_t)99 : result;
+}
+
+static void own_result(koloSurvivors_t group, int rank) {
+    struct plan plan = {group, rank, 0, 0, 1};
+    koloResult_t done = koloSurvivorsRun(group, KOLO_UNSET, own, &plan);
+    CHECK(plan.runs == 1 && (rank == 1 ? done == (koloResult_t)99 : done != KOLO_SUCCESS));
+    OK(koloSurvivorsAllReduce(group, KOLO_UNSET, input, output, COUNT, KOLO_FLOAT32, KOLO_SUM));
+    CHECK(output[0] == 6);
+}
+
 /* Waits for ranks that do not come. */
 static koloResult_t half(koloComm_t comm, void *context) {
     struct plan *plan = context;
@@ -150,7 +170,8 @@ static void admit(koloSurvivors_t group, koloState_t state, int is_newcomer) {
         has_offered |= offered;
         OK(koloSurvivorsRun(group, KOLO_UNSET, share, state));
     } while (output[0] != 7);
-    CHECK(has_offered == !is_newcomer);
+    /* Members to which the newcomer has not connected in time make no copy. */
+    CHECK(!has_offered || !is_newcomer);
     CHECK(changes == 1 && came == 2 && left == -1 && size_now == 3);
 }
 
@@ -200,6 +221,7 @@ int main(int argc, char **argv) {
     OK(koloSurvivorsUpTo(group, 3));
     OK(koloSurvivorsOnChange(group, watch, &changes));
     if (strcmp(what, "lost") == 0) lost(group, rank, &comm);
+    if (strcmp(what, "own") == 0) own_result(group, rank);
     if (strcmp(what, "limit") == 0) limited(group, rank);
     if (strcmp(what, "admit") == 0) admit(group, state, rank == 2);
     OK(koloStateDestroy(&state));

@@ -118,6 +118,18 @@ static void errors(const kolo::Communicator &comm) {
     EXPECT(comm.error() == KOLO_SUCCESS);
 }
 
+// Reads a text that is longer with the second call, and shorter with the third.
+static std::string changing() {
+    const std::size_t lengths[] = {5000, 6000, 100};
+    int calls = 0;
+    return kolo::detail::text([&](char *to, std::size_t bytes, std::size_t *needed) {
+        const std::string now(lengths[calls++], 'x');
+        *needed = now.size() + 1;
+        to[now.copy(to, bytes - 1)] = '\0';
+        return KOLO_SUCCESS;
+    });
+}
+
 static void groups(kolo::Communicator &comm) {
     auto half = comm.split(comm.rank() == 0 ? KOLO_NO_COLOR : 1);
     EXPECT(half.has_value() == (comm.rank() != 0));
@@ -128,6 +140,7 @@ static void groups(kolo::Communicator &comm) {
     auto all = comm.group({2, 1, 0});
     EXPECT(all.rank() == 2 - comm.rank());
     EXPECT(comm.summary().find("rank ") == 0);
+    EXPECT(changing() == std::string(100, 'x'));
     // Assignment destroys the old communicator.
     comm = std::move(all);
     comm.barrier();

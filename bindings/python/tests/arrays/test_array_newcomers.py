@@ -84,7 +84,7 @@ def test_a_newcomer_fetches_the_state_while_the_members_go_on():
             weights += 1
             state.advance()
         assert np.all(weights == state.version) and np.all(table == 3.5)
-        assert offered != is_newcomer and not state.is_offering
+        assert not (offered and is_newcomer) and not state.is_offering
         if is_newcomer:
             assert received[0] == weights.nbytes and not any(received[1:]), received
             assert state.version > version + 5, "the others have gone on meanwhile"

@@ -22,7 +22,8 @@ impl State {
     /// Takes a copy of this rank's state if newcomers ask for one by [`State::fetch`], and serves it to them while
     /// the program goes on. Returns whether it has taken a copy. All members call it between two steps, with the
     /// memory of this version. They agree after each step whether a newcomer asks, so all copies are of the same
-    /// version.
+    /// version. A member that no newcomer has connected to, since its invitation names other members, takes none. In a
+    /// child made by `fork`, the answer is false.
     ///
     /// Costs nothing without requests. A copy takes as long as copying the memory, and as much memory again until the
     /// newcomers that fetch it have gone. Meanwhile these newcomers share network and processor time with the
@@ -35,14 +36,19 @@ impl State {
     /// bindings.
     #[doc(hidden)]
     pub fn offer_if(&mut self, comm: &Communicator, is_asked: bool, parts: &[Part<'_>]) -> bool {
+        if !comm.shared.is_ours() {
+            return false;
+        }
         if self.server.as_ref().is_none_or(|(of, _)| *of != comm.identity()) {
             let server = comm.shared.world.control.open_snapshot_server(comm.shared.group_id());
             self.server = server.map(|server| (comm.identity(), server));
         }
         let (Some((_, server)), Some(version)) = (&self.server, self.version) else { return false };
-        if !is_asked || server.version() == Some(version) {
+        if !is_asked || server.version() == Some(version) || !server.has_visitors() {
             return false;
         }
+        // Makes room for the next copy.
+        server.drop_copy();
         let chunks = parts.iter().flat_map(|part| part.bytes.chunks(CHUNK_BYTES).map(Box::from)).collect();
         server.serve(Snapshot { version, digest: digest(parts, CHUNK_BYTES), chunks });
         true

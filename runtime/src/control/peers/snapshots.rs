@@ -94,9 +94,19 @@ impl SnapshotServer {
         self.copy.borrow().as_ref().map(|copy| copy.snapshot.version)
     }
 
+    /// Whether a newcomer is there to fetch a copy. It connects only to the members that its invitation names.
+    pub(crate) fn has_visitors(&self) -> bool {
+        self.visitors.load(Ordering::Relaxed) > 0
+    }
+
+    /// Drops the copy that is served. Newcomers that are fetching it keep it, and others wait for the next one.
+    pub(crate) fn drop_copy(&self) {
+        self.copy.send_replace(None);
+    }
+
     /// Serves this copy from now on, if a newcomer is there to fetch it.
     pub(crate) fn serve(&self, copy: Snapshot) {
-        if self.visitors.load(Ordering::Relaxed) > 0 {
+        if self.has_visitors() {
             let copy = Served { snapshot: Arc::new(copy), heard: Mutex::new(Instant::now()) };
             self.copy.send_replace(Some(Arc::new(copy)));
         }
@@ -105,8 +115,8 @@ impl SnapshotServer {
     }
 
     fn release(&self) {
-        if self.visitors.load(Ordering::Relaxed) == 0 {
-            self.copy.send_replace(None);
+        if !self.has_visitors() {
+            self.drop_copy();
         }
     }
 
@@ -115,7 +125,7 @@ impl SnapshotServer {
     fn drop_unheard(&self) {
         let copy = self.copy.borrow().clone();
         if copy.is_some_and(|copy| copy.heard().elapsed() > COPY_UNHEARD) {
-            self.copy.send_replace(None);
+            self.drop_copy();
         }
     }
 
@@ -326,6 +336,22 @@ mod tests {
         let _fourth = visit(&server, 4).await;
         assert!(server.is_asked() && server.version().is_none());
         // Those that were only slow go on with their copy.
+        first.write_all(&encode(&FromFetcher::Chunk { index: 0 })).await.unwrap();
+        assert_eq!(hear(&mut first, 8).await.unwrap().1, [1; 8]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_that_is_dropped_for_the_next_one_is_still_fetched() {
+        let server = Arc::new(SnapshotServer::default());
+        assert!(!server.has_visitors());
+        let mut first = visit(&server, 1).await;
+        server.serve(snapshot(3));
+        assert_eq!(offered(&mut first).await, 3);
+        server.drop_copy();
+        assert!(server.has_visitors() && server.version().is_none());
+        let mut second = visit(&server, 2).await;
+        server.serve(snapshot(4));
+        assert_eq!(offered(&mut second).await, 4);
         first.write_all(&encode(&FromFetcher::Chunk { index: 0 })).await.unwrap();
         assert_eq!(hear(&mut first, 8).await.unwrap().1, [1; 8]);
     }
