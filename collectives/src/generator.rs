@@ -250,6 +250,7 @@ impl FromStr for Algorithm {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Placement;
 
     #[test]
     fn names_are_parsed_and_printed() {
@@ -291,20 +292,38 @@ mod tests {
         }
     }
 
+    /// Makes a rank's plan by every algorithm that supports the task.
+    fn make_plans(task: &Task, rank: u32) {
+        for algorithm in Algorithm::ALL {
+            if algorithm.supports(task).is_ok() {
+                assert!(algorithm.plan(task, rank).lanes.iter().all(|lane| lane.len() <= 1 << 16));
+            }
+        }
+    }
+
     #[test]
     fn the_largest_world_fits() {
         for collective in Collective::ALL {
-            for placement in [crate::plan::Placement::OutOfPlace, crate::plan::Placement::InPlace] {
+            for placement in [Placement::OutOfPlace, Placement::InPlace] {
                 let params = crate::Params { width: 1, parts: MAX_PARTS, ..crate::Params::default() };
                 let task = Task { placement, params, ..Task::new(collective, MAX_WORLD_SIZE) };
                 let hosts: Vec<u32> = (0..MAX_WORLD_SIZE).map(|rank| rank / 64).collect();
-                let task = task.with_hosts(hosts);
-                for algorithm in Algorithm::ALL {
-                    if algorithm.supports(&task).is_ok() {
-                        let plan = algorithm.plan(&task, 0);
-                        assert!(plan.lanes.iter().all(|lane| lane.len() <= 1 << 16));
-                    }
-                }
+                make_plans(&task.with_hosts(hosts).with_stages(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn leaders_take_no_more_steps_than_fit() {
+        let even =
+            |hosts: u32, local: u32| -> Vec<u32> { (0..hosts * local).map(|rank| rank / local).collect() };
+        let one_large = (0..1000).map(|rank: u32| rank.saturating_sub(900)).collect();
+        // The longest lanes of the second and third just fit, and those of the others do not.
+        for hosts in [even(17, 64), even(16, 64), even(3, 180), even(3, 192), one_large] {
+            let task = Task::new(Collective::AllToAll, hosts.len() as u32).with_hosts(hosts).with_stages();
+            for task in [task.clone(), task.in_place()] {
+                make_plans(&task, 0);
+                make_plans(&task, task.world_size - 1);
             }
         }
     }
