@@ -118,6 +118,27 @@ fn the_choice_is_near_the_best_of_all_by_simulation() {
 }
 
 #[test]
+fn channels_decide() {
+    use Algorithm as A;
+    let task = Task::new(Collective::AllReduce, 128).with_hosts((0..128).collect::<Vec<u32>>());
+    let model = Model { inter: LinkClass { latency_seconds: 10e-3, ..Model::TCP.inter }, ..Model::TCP };
+    let choose = |channels, force| {
+        select(&task.clone().with_channels(channels), 256 << 20, 4, false, Order::Any, &model, force)
+    };
+    let with = |channels| choose(channels, None).expect("some can");
+    assert_eq!((with(8).algorithm, with(8).window), (A::Tree, 4), "{}", with(8).reason);
+    assert_eq!((with(8).window_max, with(16).window_max), (4, 8));
+    let narrow = with(2);
+    assert!(narrow.window * usize::from(narrow.algorithm.channels(&task)) <= 2, "{narrow:?}");
+    let ring = |channels| choose(channels, Some(A::Ring)).expect("it can");
+    assert!(ring(8).window > 1 && ring(8).cost_seconds < ring(1).cost_seconds, "a price follows the number");
+    let one = with(1);
+    assert!(one.algorithm != A::Tree && one.window == 1, "{one:?}");
+    let refusal = choose(1, Some(A::Tree)).expect_err("it needs two").to_string();
+    assert!(refusal.contains("it needs 2 channels to a peer, but the transports offer 1"), "{refusal}");
+}
+
+#[test]
 fn size_decides() {
     let task = Task::new(Collective::AllReduce, 16).with_hosts((0..16).collect::<Vec<u32>>());
     let small = choose(&task, 8, Order::Any);

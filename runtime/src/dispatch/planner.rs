@@ -101,7 +101,7 @@ pub fn apply_settings(choice: &mut Choice, segment_bytes: Option<usize>, window:
     // Depends only on facts that are the same on all ranks: a rank alone on its host has no stage, but the same
     // segments as the others.
     let most = if choice.staged_segment_bytes_max.is_some() { STAGE_SEGMENTS } else { WINDOW_MAX };
-    choice.window = window.unwrap_or(choice.window).clamp(1, most);
+    choice.window = window.unwrap_or(choice.window).clamp(1, most.min(choice.window_max));
 }
 
 impl Planner {
@@ -144,8 +144,7 @@ impl Planner {
         if let Some(planned) = self.choices.get(&key) {
             return Ok(planned.clone());
         }
-        let channels = self.limits.channels;
-        let planned = |file: &PlanFile| file.planned(placement, key.element_bytes, channels);
+        let planned = |file: &PlanFile| file.planned(placement, key.element_bytes);
         if let Some(planned) = self.serving(&key).and_then(planned) {
             self.remember(key, planned.clone());
             return Ok(planned);
@@ -158,19 +157,9 @@ impl Planner {
             .entry(plan_key)
             .or_insert_with_key(|key| Arc::new(key.algorithm.plan(&key.task, rank)))
             .clone();
-        if plan.channels > self.limits.channels {
-            return Err(Error::Unsupported {
-                context: ErrorContext { rank, ..ErrorContext::default() },
-                problem: format!(
-                    "algorithm {} needs {} channels to a peer, but the transports offer {}; choose another \
-                     one with KOLO_ALGO",
-                    choice.algorithm, plan.channels, self.limits.channels
-                ),
-            });
-        }
         let planned = Planned {
             segment_elements: (choice.segment_bytes / key.element_bytes).max(1),
-            window: choice.window.min(usize::from(self.limits.channels / plan.channels.max(1))),
+            window: choice.window,
             plan,
         };
         self.remember(key, planned.clone());
@@ -212,7 +201,9 @@ impl Planner {
 
     /// Returns the task for a collective of all ranks.
     fn task(&self, collective: Collective) -> Task {
-        let task = Task::new(collective, self.world_size).with_hosts(Arc::clone(&self.hosts));
+        let task = Task::new(collective, self.world_size)
+            .with_hosts(Arc::clone(&self.hosts))
+            .with_channels(self.limits.channels);
         let task = if self.limits.stages { task.with_stages() } else { task };
         match &self.speeds {
             Some(speeds) => task.with_speeds(Arc::clone(speeds)),
@@ -319,5 +310,45 @@ impl Planner {
         task.params = choice.params;
         task.placement = key.placement;
         Ok((task, choice))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::RawCall;
+    use crate::types::{DataType, ReduceOp};
+    use kolo_collectives::model::LinkClass;
+
+    /// Returns rank 0's planner among hosts of one rank each, far from each other.
+    fn planner(ranks: u32, channels: u16, config: &Config) -> Planner {
+        let hosts: Arc<[u32]> = (0..ranks).collect();
+        let inter = LinkClass { latency_seconds: 10e-3, ..Model::TCP.inter };
+        let model = Model { inter, ..Model::TCP };
+        let names = vec!["a"; ranks as usize];
+        Planner::new(0, (hosts, &names), model, config, Limits { channels, stages: false }).expect("it can")
+    }
+
+    fn call(collective: Collective, count: usize, root: u32) -> Call {
+        let (input, output, op) = (std::ptr::null(), std::ptr::null_mut(), ReduceOp::Sum);
+        let raw = RawCall { collective, input, output, count: 0, data_type: DataType::F32, op, root };
+        Call { counts: Counts::Even(count), ..Call::check(&raw, 0, u32::MAX).expect("a sound call") }
+    }
+
+    #[test]
+    fn plans_keep_to_the_channels_and_are_explained_as_they_run() {
+        let all_reduce = call(Collective::AllReduce, 64 << 20, 0);
+        for (channels, window) in [(1, None), (2, None), (8, None), (8, Some(64)), (3, Some(64))] {
+            let mut planner = planner(128, channels, &Config { window, ..Config::default() });
+            let planned = planner.plan(&all_reduce, Placement::OutOfPlace).expect("some algorithm can");
+            let explained = planner.explain(&all_reduce, Symmetric::Nothing).expect("some algorithm can");
+            assert_eq!(planned.window, explained.window, "{channels} channels");
+            assert_eq!(planned.plan.algorithm, explained.algorithm.name(), "{channels} channels");
+            let used = usize::from(planned.plan.channels) * planned.window;
+            assert!(
+                used <= usize::from(channels) && 2 * used > usize::from(channels),
+                "{used} of {channels}"
+            );
+        }
     }
 }
