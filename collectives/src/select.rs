@@ -355,7 +355,7 @@ fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model)
     let broadcast = task.collective == Collective::Broadcast;
     if let Some(segments) = algorithm.generator().staged_segments(task) {
         // Parts that begin in the middle of a cache line make reductions slower.
-        (segments.best / GRAIN_BYTES * GRAIN_BYTES).max(GRAIN_BYTES)
+        (segments.best / GRAIN_BYTES * GRAIN_BYTES).max(GRAIN_BYTES).min(segments.most)
     } else if hands_on(algorithm, task, model) {
         SEGMENT_BYTES_HANDED_ON
     } else if takes_turns(algorithm, task, model) {
