@@ -17,6 +17,7 @@ use crate::config::{Config, Determinism};
 use crate::engine::STAGE_SEGMENTS;
 use crate::error::{Error, ErrorContext, Result};
 use crate::network::{Between, Knowledge};
+use crate::reduce::DefaultFloats;
 
 /// Key of a call's plan. Sizes matter only through the selection's answer, so calls of all sizes share plans.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -258,6 +259,7 @@ impl Planner {
 
     /// Uses this knowledge of the network from now on.
     pub(crate) fn learn(&mut self, network: Knowledge) {
+        let _floats = DefaultFloats::enter();
         self.model = network.apply(self.model);
         let is_alone = |speeds: &Vec<u32>| speeds.len() == self.hosts.len();
         self.speeds = network.between().and_then(Between::speeds).filter(is_alone).map(Into::into);
@@ -309,6 +311,7 @@ impl Planner {
     }
 
     fn choose(&self, key: &ChoiceKey, symmetric: Symmetric) -> Result<Choice> {
+        let _floats = DefaultFloats::enter();
         let task = self.task_of(key).with_symmetric(symmetric);
         let forced = self.overrides.force(&task, key.bytes as u64, key.irregular, self.order);
         let mut choice = select(
