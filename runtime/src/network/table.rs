@@ -69,7 +69,8 @@ impl Table {
         Ok(Self { host_of, hosts, samples, took })
     }
 
-    /// Returns the table for a job of some of the ranks, with its hosts numbered in the order of their first ranks.
+    /// Returns the table for a job of some of the ranks, with its hosts numbered in the order of their first ranks. `None` if
+    /// nothing is known of the network between them.
     pub(crate) fn of(&self, ranks: &[u32]) -> Option<Self> {
         let mut numbers: Vec<u32> = Vec::new();
         let mut host_of = Vec::with_capacity(ranks.len());
@@ -85,12 +86,14 @@ impl Table {
         let kept = self.samples.iter().filter_map(|sample| {
             Some(Sample { hosts: (number(sample.hosts.0)?, number(sample.hosts.1)?), ..*sample })
         });
-        Some(Self {
+        let table = Self {
             samples: kept.collect(),
             hosts: numbers.len() as u32,
             host_of: host_of.into(),
             took: self.took,
-        })
+        };
+        let all: Vec<u32> = (0..ranks.len() as u32).collect();
+        table.between(&all).is_some().then_some(table)
     }
 
     /// Returns the entries for the hosts of some ranks of the job. `None` if they are on one host.
@@ -348,6 +351,9 @@ mod tests {
         assert_eq!(*left.host_of, [0, 1]);
         assert_eq!(left.samples, [sample(1, 0, 32e-6, 16e6)], "hosts 2 and 0 are hosts 0 and 1 now");
         assert!(left.between(&[0, 1]).is_some() && whole.of(&[9]).is_none());
+        // Hosts 1 and 2 have not been measured with each other.
+        assert_eq!(whole.of(&[2, 3, 4]), None);
+        assert!(whole.of(&[0, 2, 3, 4]).is_some() && whole.of(&[0, 1]).is_none());
     }
 
     #[test]
