@@ -12,6 +12,9 @@ use crate::stage::{Members, Payload, Stage};
 use crate::task::Task;
 use crate::window::Windows;
 
+/// The most steps of a lane: [`StepRef`] names a step by 16 bits.
+pub(crate) const LANE_STEPS_MAX: u32 = 1 << 16;
+
 /// Builds the plan of one rank. Steps go to the current lane; [`lane`](Self::lane) starts another.
 #[derive(Debug)]
 pub struct PlanBuilder {
@@ -263,7 +266,7 @@ impl PlanBuilder {
         }
         let lane = self.lanes.len() - 1;
         let index = self.lanes[lane].len();
-        assert!(index <= usize::from(u16::MAX), "a lane has at most 65536 steps");
+        assert!(index < LANE_STEPS_MAX as usize, "a lane has at most {LANE_STEPS_MAX} steps");
         if let (true, Some(stage)) = (action.is_staged(), &mut self.stage) {
             assert!(*stage.lane.get_or_insert(lane) == lane, "all steps of stages are in one lane");
         }

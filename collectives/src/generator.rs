@@ -41,6 +41,12 @@ pub(crate) trait Generator {
     /// block per rank. The world has at least two ranks.
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill);
 
+    /// See [`Algorithm::channels`].
+    fn channels(&self, task: &Task) -> u16 {
+        let _ = task;
+        1
+    }
+
     /// Bytes of scratch that the plan takes per byte of a segment, on the rank that needs the most.
     fn scratch_factor(&self, task: &Task) -> f64 {
         let _ = task;
@@ -149,11 +155,22 @@ impl Algorithm {
         if task.params.parts > MAX_PARTS {
             return Err(format!("{} parts are more than {MAX_PARTS}", task.params.parts));
         }
+        let (needed, offered) = (self.channels(task), task.channels);
+        if needed > offered {
+            return Err(format!("it needs {needed} channels to a peer, but the transports offer {offered}"));
+        }
         match task.shards {
             Some(_) if !self.takes_shards() => Err("it reduces one vector per rank, not shards".to_owned()),
             None if self.takes_shards() => Err("it reduces shards".to_owned()),
             _ => self.generator().supports(task),
         }
+    }
+
+    /// Returns the most channels that any rank uses to another one for a segment in flight. Each segment has channels of
+    /// its own.
+    #[must_use]
+    pub fn channels(self, task: &Task) -> u16 {
+        self.generator().channels(task)
     }
 
     /// Returns whether the algorithm serves tasks with [`Task::shards`], and no others.
@@ -250,6 +267,7 @@ impl FromStr for Algorithm {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Placement;
 
     #[test]
     fn names_are_parsed_and_printed() {
@@ -292,19 +310,57 @@ mod tests {
     }
 
     #[test]
+    fn plans_use_the_channels_that_are_announced() {
+        for (collective, p) in Collective::ALL.iter().flat_map(|c| [1, 2, 3, 6, 8].map(|p| (*c, p))) {
+            for channels in 1..=3 {
+                let params = crate::Params { channels, ..crate::Params::default() };
+                let hosts: Vec<u32> = (0..p).map(|rank| rank / 2).collect();
+                let task = Task::new(collective, p).with_params(params).with_hosts(hosts);
+                for algorithm in Algorithm::ALL.into_iter().filter(|a| a.supports(&task).is_ok()) {
+                    let most = algorithm.plans(&task).iter().map(|plan| plan.channels).max().unwrap_or(0);
+                    let announced = algorithm.channels(&task);
+                    assert!(most <= announced, "{algorithm}, {collective}, {p} ranks: {most} > {announced}");
+                    if most > 1 {
+                        let with = |channels| algorithm.supports(&task.clone().with_channels(channels));
+                        assert!(with(most).is_ok() && with(most - 1).is_err(), "{algorithm}, {p} ranks");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes a rank's plan by every algorithm that supports the task.
+    fn make_plans(task: &Task, rank: u32) {
+        for algorithm in Algorithm::ALL {
+            if algorithm.supports(task).is_ok() {
+                assert!(algorithm.plan(task, rank).lanes.iter().all(|lane| lane.len() <= 1 << 16));
+            }
+        }
+    }
+
+    #[test]
     fn the_largest_world_fits() {
         for collective in Collective::ALL {
-            for placement in [crate::plan::Placement::OutOfPlace, crate::plan::Placement::InPlace] {
+            for placement in [Placement::OutOfPlace, Placement::InPlace] {
                 let params = crate::Params { width: 1, parts: MAX_PARTS, ..crate::Params::default() };
                 let task = Task { placement, params, ..Task::new(collective, MAX_WORLD_SIZE) };
                 let hosts: Vec<u32> = (0..MAX_WORLD_SIZE).map(|rank| rank / 64).collect();
-                let task = task.with_hosts(hosts);
-                for algorithm in Algorithm::ALL {
-                    if algorithm.supports(&task).is_ok() {
-                        let plan = algorithm.plan(&task, 0);
-                        assert!(plan.lanes.iter().all(|lane| lane.len() <= 1 << 16));
-                    }
-                }
+                make_plans(&task.with_hosts(hosts).with_stages(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn leaders_take_no_more_steps_than_fit() {
+        let even =
+            |hosts: u32, local: u32| -> Vec<u32> { (0..hosts * local).map(|rank| rank / local).collect() };
+        let one_large = (0..1000).map(|rank: u32| rank.saturating_sub(900)).collect();
+        // The longest lanes of the second and third just fit, and those of the others do not.
+        for hosts in [even(17, 64), even(16, 64), even(3, 180), even(3, 192), one_large] {
+            let task = Task::new(Collective::AllToAll, hosts.len() as u32).with_hosts(hosts).with_stages();
+            for task in [task.clone(), task.in_place()] {
+                make_plans(&task, 0);
+                make_plans(&task, task.world_size - 1);
             }
         }
     }

@@ -36,6 +36,8 @@ pub struct Choice {
     pub segment_bytes: usize,
     /// Segments in flight.
     pub window: usize,
+    /// The most segments in flight for which the transports offer channels.
+    pub window_max: usize,
     /// `Some` if the plan of any rank uses stages: the longest segment, in bytes, with which no payload is longer than
     /// [`PAYLOAD_BYTES_MAX`](crate::stage::PAYLOAD_BYTES_MAX).
     pub staged_segment_bytes_max: Option<usize>,
@@ -197,10 +199,12 @@ pub fn select(
     let losers = candidates.into_iter().map(|(cost, algorithm, ..)| (algorithm, Ok(cost)));
     let losers =
         losers.chain(unfit.into_iter().map(|(algorithm, reason)| (algorithm, Err(reason)))).collect();
-    let staged = algorithm.generator().staged_segments(&Task { params, ..task.clone() });
+    let tuned = Task { params, ..task.clone() };
+    let staged = algorithm.generator().staged_segments(&tuned);
     Ok(Choice {
         algorithm,
         params,
+        window_max: window_max(algorithm, &tuned) as usize,
         staged_segment_bytes_max: staged.map(|segments| segments.most as usize),
         segment_bytes: flow.segment_bytes as usize,
         window: flow.window as usize,
@@ -262,8 +266,22 @@ fn tune(
     best.unwrap_or_else(|| unreachable!("there is at least one size"))
 }
 
+/// Returns the most segments in flight for which there are channels.
+fn window_max(algorithm: Algorithm, task: &Task) -> u32 {
+    u32::from(task.channels / algorithm.channels(task)).max(1)
+}
+
 /// Returns the numbers of segments in flight to try, fewest first: among equal costs, the first wins.
 fn windows(algorithm: Algorithm, task: &Task, model: &Model) -> Vec<u32> {
+    let most = window_max(algorithm, task);
+    let mut windows: Vec<u32> =
+        best_windows(algorithm, task, model).into_iter().map(|window| window.min(most)).collect();
+    windows.dedup();
+    windows
+}
+
+/// Returns the same where there are channels for any number of segments.
+fn best_windows(algorithm: Algorithm, task: &Task, model: &Model) -> Vec<u32> {
     if let Some((_, window)) = between_hosts(algorithm, task, model) {
         return vec![window];
     }
@@ -337,7 +355,7 @@ fn longest_segment(algorithm: Algorithm, task: &Task, bytes: u64, model: &Model)
     let broadcast = task.collective == Collective::Broadcast;
     if let Some(segments) = algorithm.generator().staged_segments(task) {
         // Parts that begin in the middle of a cache line make reductions slower.
-        (segments.best / GRAIN_BYTES * GRAIN_BYTES).max(GRAIN_BYTES)
+        (segments.best / GRAIN_BYTES * GRAIN_BYTES).max(GRAIN_BYTES).min(segments.most)
     } else if hands_on(algorithm, task, model) {
         SEGMENT_BYTES_HANDED_ON
     } else if takes_turns(algorithm, task, model) {

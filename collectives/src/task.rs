@@ -25,6 +25,8 @@ pub struct Task {
     pub hosts: Option<Arc<[u32]>>,
     /// Whether the ranks of each host share memory that plans may use: see [`crate::stage`].
     pub stages: bool,
+    /// Channels to a peer that the transports offer for the call: see [`Algorithm::channels`](crate::Algorithm::channels).
+    pub channels: u16,
     /// Speed of each rank's link relative to the others; set where speeds differ much and each host has one rank.
     pub speeds: Option<Arc<[u32]>>,
     /// The buffers that all ranks of a host can reach: see [`crate::window`].
@@ -54,7 +56,8 @@ impl Default for Params {
 }
 
 impl Task {
-    /// Returns a task with default parameters: out of place, root 0, hosts unknown, no shared memory.
+    /// Returns a task with default parameters: out of place, root 0, hosts unknown, no shared memory, channels
+    /// without limit.
     #[must_use]
     pub fn new(collective: Collective, world_size: u32) -> Self {
         Self {
@@ -65,6 +68,7 @@ impl Task {
             params: Params::default(),
             hosts: None,
             stages: false,
+            channels: u16::MAX,
             speeds: None,
             symmetric: Symmetric::Nothing,
             shards: None,
@@ -103,6 +107,13 @@ impl Task {
     #[must_use]
     pub fn with_stages(mut self) -> Self {
         self.stages = true;
+        self
+    }
+
+    /// Returns the same task with this many channels to a peer.
+    #[must_use]
+    pub fn with_channels(mut self, channels: u16) -> Self {
+        self.channels = channels;
         self
     }
 

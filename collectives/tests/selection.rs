@@ -118,6 +118,27 @@ fn the_choice_is_near_the_best_of_all_by_simulation() {
 }
 
 #[test]
+fn channels_decide() {
+    use Algorithm as A;
+    let task = Task::new(Collective::AllReduce, 128).with_hosts((0..128).collect::<Vec<u32>>());
+    let model = Model { inter: LinkClass { latency_seconds: 10e-3, ..Model::TCP.inter }, ..Model::TCP };
+    let choose = |channels, force| {
+        select(&task.clone().with_channels(channels), 256 << 20, 4, false, Order::Any, &model, force)
+    };
+    let with = |channels| choose(channels, None).expect("some can");
+    assert_eq!((with(8).algorithm, with(8).window), (A::Tree, 4), "{}", with(8).reason);
+    assert_eq!((with(8).window_max, with(16).window_max), (4, 8));
+    let narrow = with(2);
+    assert!(narrow.window * usize::from(narrow.algorithm.channels(&task)) <= 2, "{narrow:?}");
+    let ring = |channels| choose(channels, Some(A::Ring)).expect("it can");
+    assert!(ring(8).window > 1 && ring(8).cost_seconds < ring(1).cost_seconds, "a price follows the number");
+    let one = with(1);
+    assert!(one.algorithm != A::Tree && one.window == 1, "{one:?}");
+    let refusal = choose(1, Some(A::Tree)).expect_err("it needs two").to_string();
+    assert!(refusal.contains("it needs 2 channels to a peer, but the transports offer 1"), "{refusal}");
+}
+
+#[test]
 fn size_decides() {
     let task = Task::new(Collective::AllReduce, 16).with_hosts((0..16).collect::<Vec<u32>>());
     let small = choose(&task, 8, Order::Any);
@@ -221,6 +242,28 @@ fn no_payload_is_longer_than_a_stage_holds() {
         }
     }
     assert!(looked_at > 1000, "only {looked_at}");
+}
+
+/// Stages hold 40 bytes for each of the most ranks.
+#[test]
+fn blocks_of_very_many_ranks_are_cut_to_what_a_stage_holds() {
+    for hosts in [1, 4] {
+        for ranks in [5_000, 6_000, 16_384] {
+            let cluster = Cluster { hosts, ranks_per_host: ranks / hosts, ..Cluster::default() };
+            for collective in [Collective::AllToAll, Collective::ReduceScatter, Collective::AllGather] {
+                let task = task_on(collective, &cluster);
+                for algorithm in Algorithm::ALL.into_iter().filter(|a| a.supports(&task).is_ok()) {
+                    for (bytes, element) in [(100, 4), (1 << 20, 4), (1 << 20, 16)] {
+                        let choice =
+                            select(&task, bytes, element, false, Order::Any, &Model::TCP, Some(algorithm))
+                                .expect("it can");
+                        let most = choice.staged_segment_bytes_max.unwrap_or(usize::MAX);
+                        assert!(choice.segment_bytes <= most, "{algorithm}, {ranks} ranks: {choice:?}");
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// A short last segment would cost as many rounds as a long one.

@@ -6,7 +6,9 @@ use common::{plans, uniform};
 use kolo_collectives::layout::Shape;
 use kolo_collectives::model::{HostRate, LinkClass, Model, PairRate};
 use kolo_collectives::plan::Collective;
-use kolo_collectives::simulate::{Cluster, Killed, Straggler, Timing, simulate, simulate_symmetric};
+use kolo_collectives::simulate::{
+    Cluster, Killed, Straggler, Symmetry, Timing, simulate, simulate_symmetric,
+};
 use kolo_collectives::{Algorithm, Params, Task};
 
 /// A cluster of one rank per host, with round numbers.
@@ -227,7 +229,7 @@ fn one_rank_stands_for_all_of_a_symmetric_plan() {
                 let plan = algorithm.plan(&task, 0);
                 let shapes = uniform(std::slice::from_ref(&plan), count);
                 let whole = run(algorithm, &task, count, &flat(p));
-                let one = simulate_symmetric(&plan, &shapes[0], &flat(p));
+                let one = simulate_symmetric(&plan, &shapes[0], &flat(p), Symmetry::Circle);
                 // Rank 0 never cuts a message where the blocks wrap; other ranks may, and then pay for two
                 // messages.
                 let ratio = one.seconds / whole.seconds;
@@ -243,6 +245,23 @@ fn one_rank_stands_for_all_of_a_symmetric_plan() {
 }
 
 #[test]
+fn one_rank_stands_for_all_that_exchange_in_pairs() {
+    for (p, symmetry) in
+        [(2, Symmetry::Pairs), (8, Symmetry::Pairs), (32, Symmetry::Pairs), (13, Symmetry::Circle)]
+    {
+        for task in [Task::new(Collective::AllToAll, p), Task::new(Collective::AllToAll, p).in_place()] {
+            let plan = Algorithm::Direct.plan(&task, 0);
+            let shapes = uniform(std::slice::from_ref(&plan), 1000);
+            let whole = run(Algorithm::Direct, &task, 1000, &flat(p));
+            let one = simulate_symmetric(&plan, &shapes[0], &flat(p), symmetry);
+            close(one.seconds, whole.seconds);
+            assert_eq!((one.connections, one.inter), (whole.connections, whole.inter), "{p} ranks");
+            assert!(one.finished.iter().all(Option::is_some), "{p} ranks: {:?}", one.finished[0]);
+        }
+    }
+}
+
+#[test]
 fn thousands_of_ranks() {
     let p = 4096;
     let cluster = flat(p);
@@ -252,6 +271,7 @@ fn thousands_of_ranks() {
     close(doubling.seconds, 12.0 * (12e-6 + 4e-9 + 1e-9));
     let large = run(Algorithm::Circulant, &task, 1 << 20, &cluster).seconds;
     let ring = Algorithm::Ring.plan(&task, 0);
-    let ring = simulate_symmetric(&ring, &Shape::Vector { count: 1 << 20 }, &cluster).seconds;
+    let shape = Shape::Vector { count: 1 << 20 };
+    let ring = simulate_symmetric(&ring, &shape, &cluster, Symmetry::Circle).seconds;
     assert!(ring > 5.0 * large, "at this size a ring of {p} is bound by latency: {ring} against {large}");
 }

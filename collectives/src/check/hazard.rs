@@ -32,14 +32,12 @@ pub(crate) fn check(plan: &Plan) -> Result<(), Violation> {
     accesses.sort_unstable_by_key(|access| (access.cell, access.at.lane, access.at.step));
     let known = Known::new(plan);
     for cell in accesses.chunk_by(|a, b| a.cell == b.cell) {
-        let one_lane = cell[0].at.lane == cell[cell.len() - 1].at.lane;
-        let sends: Vec<Access> = cell.iter().filter(|access| access.send).copied().collect();
+        let lanes: Vec<OfLane> = cell.chunk_by(|a, b| a.at.lane == b.at.lane).map(OfLane::new).collect();
         for write in cell.iter().filter(|access| access.write) {
-            // Within a lane, only a send may still be active after its step.
-            let own_sends = sends.iter().filter(|send| send.at.lane == write.at.lane);
-            let others = cell.iter().filter(|other| !one_lane && other.at.lane != write.at.lane);
-            for other in own_sends.chain(others) {
-                if !known.before(other, write) && !known.before(write, other) {
+            for lane in &lanes {
+                if let Some(other) = lane.first_not_before(write, &known)
+                    && !known.before(write, other)
+                {
                     return Err(Violation::Hazard {
                         writer: Place::of(plan, write.at),
                         other: Place::of(plan, other.at),
@@ -50,6 +48,30 @@ pub(crate) fn check(plan: &Plan) -> Result<(), Violation> {
         }
     }
     Ok(())
+}
+
+/// The accesses of one lane to a cell, in the order of their steps.
+struct OfLane {
+    lane: u16,
+    sends: Vec<Access>,
+    others: Vec<Access>,
+}
+
+impl OfLane {
+    fn new(accesses: &[Access]) -> Self {
+        let (sends, others) = accesses.iter().partition(|access| access.send);
+        Self { lane: accesses[0].at.lane, sends, others }
+    }
+
+    /// Returns the first access that may not be over when `write` begins. If the write is over when that access begins,
+    /// then so it is when any later one of the lane begins. Otherwise the two may overlap.
+    fn first_not_before(&self, write: &Access, known: &Known) -> Option<&Access> {
+        let first = |accesses: &'_ [Access]| accesses.partition_point(|access| known.before(access, write));
+        let send = self.sends.get(first(&self.sends));
+        // Within a lane, only a send may still be active after its step.
+        let other = self.others.get(first(&self.others)).filter(|_| self.lane != write.at.lane);
+        [send, other].into_iter().flatten().min_by_key(|access| access.at.step)
+    }
 }
 
 fn collect(plan: &Plan, memory: &Memory) -> Vec<Access> {

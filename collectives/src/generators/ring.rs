@@ -38,7 +38,7 @@ impl Generator for Ring {
         let group = Group::world(p, rank);
         match task.collective {
             Collective::AllReduce => {
-                let channels = u32::from(task.params.channels.max(1));
+                let channels = u32::from(self.channels(task));
                 let cut = Cut::Vector { parts: channels * p };
                 let mut b = PlanBuilder::new(task, Algorithm::Ring, rank, cut);
                 for channel in 0..channels {
@@ -68,7 +68,7 @@ impl Generator for Ring {
         let (p, reduces) = (task.world_size, task.collective == Collective::ReduceScatter);
         match task.collective {
             Collective::AllReduce => {
-                let channels = f64::from(task.params.channels.max(1));
+                let channels = f64::from(self.channels(task));
                 let share = bytes / f64::from(p);
                 phase_cost(bill, p - 1, channels, share, true);
                 phase_cost(bill, p - 1, channels, share, false);
@@ -79,6 +79,10 @@ impl Generator for Ring {
 
     fn is_steady(&self) -> bool {
         true
+    }
+
+    fn channels(&self, task: &Task) -> u16 {
+        if task.collective == Collective::AllReduce { task.params.channels.max(1) } else { 1 }
     }
 
     fn scratch_factor(&self, task: &Task) -> f64 {

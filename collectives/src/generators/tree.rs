@@ -91,6 +91,10 @@ impl Generator for Tree {
         bill.work(reach, 2.0 * full, bytes, true);
     }
 
+    fn channels(&self, _: &Task) -> u16 {
+        2
+    }
+
     fn scratch_factor(&self, _: &Task) -> f64 {
         0.0
     }

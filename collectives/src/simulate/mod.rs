@@ -120,29 +120,41 @@ pub fn simulate(plans: &[Plan], shapes: &[Shape], cluster: &Cluster) -> Result<T
     Ok(timing)
 }
 
-/// Simulates one rank of a rank-symmetric algorithm (ring, circulant, dissemination, direct all-to-all, all-gather):
-/// one in which rank r does to rank r + d what rank 0 does to rank d. All ranks then advance in step, so a message that
-/// rank 0 receives from -d arrives when its own message to d does. There is one rank per host, so nothing is shared;
-/// stragglers, deaths and differences between hosts would break the symmetry and are ignored. Block lengths that differ
-/// by one element between ranks are taken from rank 0. Traffic is that of the whole world.
+/// The way in which all ranks of an algorithm do the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Symmetry {
+    /// Rank r does to rank r + d what rank 0 does to rank d, as on a ring. A message that rank 0 receives from -d arrives
+    /// when its own message to d does.
+    Circle,
+    /// Rank r does to rank r ^ d what rank 0 does to rank d. A message that rank 0 receives from d arrives when its own
+    /// message to d does.
+    Pairs,
+}
+
+/// Simulates one rank of an algorithm with such a symmetry (ring, circulant, dissemination; direct all-to-all,
+/// all-gather). All ranks then advance in step. There is one rank per host, so nothing is shared; stragglers, deaths and
+/// differences between hosts would break the symmetry and are ignored. Block lengths that differ by one element between
+/// ranks are taken from rank 0. Traffic is that of the whole world.
 ///
 /// # Panics
-/// If the plan has stages.
+/// If the plan has stages, or is not that of rank 0.
 #[must_use]
-pub fn simulate_symmetric(plan: &Plan, shape: &Shape, cluster: &Cluster) -> Timing {
+pub fn simulate_symmetric(plan: &Plan, shape: &Shape, cluster: &Cluster, symmetry: Symmetry) -> Timing {
+    assert!(plan.rank == 0, "rank 0 stands for all");
     let p = plan.world_size;
     let mut distances: Vec<(u32, u16)> = Vec::new();
     for (_, action) in crate::check::wiring::steps(plan) {
         if let Some(to) = action.sends_to() {
-            distances.push(((to.peer + p - plan.rank) % p, to.index));
+            distances.push((to.peer, to.index));
         }
     }
     distances.sort_unstable();
     distances.dedup();
     let channels = |_: usize, action: &crate::plan::Action| {
         let key = match (action.sends_to(), action.receives_from()) {
-            (Some(to), _) => ((to.peer + p - plan.rank) % p, to.index),
-            (None, Some(from)) => ((plan.rank + p - from.peer) % p, from.index),
+            (Some(to), _) => (to.peer, to.index),
+            (None, Some(from)) if symmetry == Symmetry::Circle => (p - from.peer, from.index),
+            (None, Some(from)) => (from.peer, from.index),
             (None, None) => return None,
         };
         distances.binary_search(&key).ok()
@@ -164,8 +176,8 @@ pub fn simulate_symmetric(plan: &Plan, shape: &Shape, cluster: &Cluster) -> Timi
     timing.inter =
         Traffic { messages: timing.inter.messages * u64::from(p), bytes: timing.inter.bytes * u64::from(p) };
     timing.finished = vec![timing.finished[0]; p as usize];
-    timing.connections = 0;
-    let mut peers: Vec<u32> = distances.iter().flat_map(|(d, _)| [*d, p - *d]).collect();
+    let senders = distances.iter().map(|(d, _)| if symmetry == Symmetry::Circle { p - d } else { *d });
+    let mut peers: Vec<u32> = distances.iter().map(|(d, _)| *d).chain(senders).collect();
     peers.sort_unstable();
     peers.dedup();
     timing.connections = peers.len() as u32;

@@ -9,6 +9,7 @@ use super::Communicator;
 use crate::control::ExchangeKey;
 use crate::error::{Error, JoinFailure, Result};
 use crate::network::{Sample, Table, Wire, probe};
+use crate::reduce::DefaultFloats;
 
 /// The round of the control plane's exchange in which ranks share their measurements.
 const NETWORK_ROUND: u64 = 1 << 24;
@@ -52,6 +53,8 @@ impl Communicator {
         let samples = told.into_iter().flat_map(|measured| measured.samples).collect();
         let table =
             Table::new(Arc::clone(hosts), samples, took).map_err(|problem| self.nonsense(&problem))?;
+        // The selection depends on what is computed here, and must be the same on all ranks.
+        let _floats = DefaultFloats::enter();
         let mut core = shared.core();
         if let Some(between) = table.between(&shared.group.members) {
             core.place.learn(between.round_trip_seconds());

@@ -31,6 +31,7 @@ use crate::gpu::{self, GpuAccess, Gpus};
 use crate::job::MOST_PATIENCE;
 use crate::mix::mix;
 use crate::network::Knowledge;
+use crate::reduce::DefaultFloats;
 use crate::symmetric::SymmetricBuffers;
 use crate::wait::usable_processors;
 
@@ -179,6 +180,8 @@ impl Making {
 
     /// Makes the core.
     fn core(&self, group: &Group, cards: &[Card], established: Established) -> Result<Core> {
+        // The selection depends on what is computed here, and must be the same on all ranks.
+        let _floats = DefaultFloats::enter();
         let (config, hosts, rank) = (&self.config, &group.hosts, self.rank);
         // All ranks must number channels alike, whichever transports each of them uses in the end.
         let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);

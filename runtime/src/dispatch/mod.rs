@@ -3,6 +3,7 @@
 mod last_call;
 mod plan_files;
 mod planner;
+mod recent;
 
 use std::fmt;
 

@@ -30,6 +30,9 @@ pub(crate) struct PlanFiles {
 #[derive(Debug)]
 pub(crate) struct PlanFile {
     loaded: LoadedPlans,
+    /// Segments in flight: the file's number, as far as there are channels. It depends only on facts that are the same on
+    /// all ranks: some may use fewer channels than others.
+    window: usize,
     /// This rank's plans out of place and in place, or the reason why none of this communicator's calls can take them.
     /// Either all ranks have plans or none has.
     own: Result<[Arc<Plan>; 2], String>,
@@ -77,7 +80,8 @@ impl PlanFiles {
                     Ok([Placement::OutOfPlace, Placement::InPlace].map(plan))
                 }
             });
-            PlanFile { loaded: loaded.clone(), own }
+            let window = (set.window() as usize).min(usize::from(limits.channels / channels.max(1)));
+            PlanFile { loaded: loaded.clone(), window, own }
         };
         Self { files: loaded.iter().map(file).collect() }
     }
@@ -150,18 +154,12 @@ impl PlanFile {
     }
 
     /// Returns the plan for a call that the file serves, and how to run it.
-    pub(crate) fn planned(
-        &self,
-        placement: Placement,
-        element_bytes: usize,
-        channels: u16,
-    ) -> Option<Planned> {
+    pub(crate) fn planned(&self, placement: Placement, element_bytes: usize) -> Option<Planned> {
         let plan = self.own.as_ref().ok()?[placement as usize].clone();
         let set = &self.loaded.set;
         Some(Planned {
             segment_elements: (set.segment_bytes() as usize / element_bytes).max(1),
-            // Depends only on facts that are the same on all ranks: some may use fewer channels than others.
-            window: (set.window() as usize).min(usize::from(channels / set.channels().max(1))),
+            window: self.window,
             plan,
         })
     }
@@ -179,7 +177,7 @@ impl PlanFile {
             "{}: KOLO_PLAN; segments of {} bytes, {} in flight",
             self.words(),
             set.segment_bytes(),
-            set.window()
+            self.window
         )
     }
 }

@@ -1,6 +1,5 @@
 //! Finds the plan that serves a call: selection with a cache.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use kolo_collectives::generator::Algorithm;
@@ -8,15 +7,17 @@ use kolo_collectives::model::Model;
 use kolo_collectives::overrides::Overrides;
 use kolo_collectives::plan::{Collective, Placement, Plan};
 use kolo_collectives::select::{Choice, Order, select};
-use kolo_collectives::task::Task;
+use kolo_collectives::task::{Params, Task};
 use kolo_collectives::window::Symmetric;
 
 use super::plan_files::{Asked, PlanFile, PlanFiles};
+use super::recent::Recent;
 use crate::call::{Call, Counts, Forced};
 use crate::config::{Config, Determinism};
 use crate::engine::STAGE_SEGMENTS;
 use crate::error::{Error, ErrorContext, Result};
 use crate::network::{Between, Knowledge};
+use crate::reduce::DefaultFloats;
 
 /// Key of a call's plan. Sizes matter only through the selection's answer, so calls of all sizes share plans.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -78,8 +79,20 @@ pub(crate) struct Planner {
     network: Knowledge,
     /// Relative speeds of the ranks' links, where hosts have one rank each and differ much.
     speeds: Option<Arc<[u32]>>,
-    choices: HashMap<ChoiceKey, Planned>,
-    plans: HashMap<PlanKey, Arc<Plan>>,
+    /// By calls.
+    planned: Recent<ChoiceKey, Planned>,
+    /// By calls from root 0, with buffers that lie apart.
+    selections: Recent<ChoiceKey, Selected>,
+    plans: Recent<PlanKey, Arc<Plan>>,
+}
+
+/// The part of a selection that matters for the plan.
+#[derive(Clone, Copy, Debug)]
+struct Selected {
+    algorithm: Algorithm,
+    params: Params,
+    segment_bytes: usize,
+    window: usize,
 }
 
 /// Assumed length of a v-form's block where no rank knows all lengths. It is long enough that the segments of a long
@@ -89,10 +102,6 @@ const UNKNOWN_BYTES: usize = 1 << 20;
 /// Most segments in flight.
 const WINDOW_MAX: usize = 64;
 
-/// Number of distinct calls remembered. A training loop has tens; a program with ever new sizes must not use ever more
-/// memory.
-const CHOICES_MAX: usize = 1024;
-
 /// Applies `KOLO_SEGMENT_BYTES` and `KOLO_WINDOW` to a selection, as far as its plan allows.
 pub fn apply_settings(choice: &mut Choice, segment_bytes: Option<usize>, window: Option<usize>) {
     if let Some(bytes) = segment_bytes {
@@ -101,7 +110,7 @@ pub fn apply_settings(choice: &mut Choice, segment_bytes: Option<usize>, window:
     // Depends only on facts that are the same on all ranks: a rank alone on its host has no stage, but the same
     // segments as the others.
     let most = if choice.staged_segment_bytes_max.is_some() { STAGE_SEGMENTS } else { WINDOW_MAX };
-    choice.window = window.unwrap_or(choice.window).clamp(1, most);
+    choice.window = window.unwrap_or(choice.window).clamp(1, most.min(choice.window_max));
 }
 
 impl Planner {
@@ -133,55 +142,53 @@ impl Planner {
             limits,
             network: Knowledge::OneHost,
             speeds: None,
-            choices: HashMap::new(),
-            plans: HashMap::new(),
+            planned: Recent::new(),
+            selections: Recent::new(),
+            plans: Recent::new(),
         })
     }
 
     /// Returns the plan for a call with this placement of its buffers, and how to run it.
     pub(crate) fn plan(&mut self, call: &Call, placement: Placement) -> Result<Planned> {
         let key = ChoiceKey { placement, ..self.key(call) };
-        if let Some(planned) = self.choices.get(&key) {
-            return Ok(planned.clone());
-        }
-        let channels = self.limits.channels;
-        let planned = |file: &PlanFile| file.planned(placement, key.element_bytes, channels);
-        if let Some(planned) = self.serving(&key).and_then(planned) {
-            self.remember(key, planned.clone());
+        if let Some(planned) = self.planned.get(&key) {
             return Ok(planned);
         }
-        let (task, choice) = self.choose(key, Symmetric::Nothing)?;
-        let plan_key = PlanKey { task, algorithm: choice.algorithm };
-        let rank = self.rank;
-        let plan = self
-            .plans
-            .entry(plan_key)
-            .or_insert_with_key(|key| Arc::new(key.algorithm.plan(&key.task, rank)))
-            .clone();
-        if plan.channels > self.limits.channels {
-            return Err(Error::Unsupported {
-                context: ErrorContext { rank, ..ErrorContext::default() },
-                problem: format!(
-                    "algorithm {} needs {} channels to a peer, but the transports offer {}; choose another \
-                     one with KOLO_ALGO",
-                    choice.algorithm, plan.channels, self.limits.channels
-                ),
-            });
+        let planned = |file: &PlanFile| file.planned(placement, key.element_bytes);
+        if let Some(planned) = self.serving(&key).and_then(planned) {
+            self.planned.insert(key, planned.clone());
+            return Ok(planned);
         }
-        let planned = Planned {
-            segment_elements: (choice.segment_bytes / key.element_bytes).max(1),
-            window: choice.window.min(usize::from(self.limits.channels / plan.channels.max(1))),
-            plan,
-        };
-        self.remember(key, planned.clone());
+        let Selected { algorithm, params, segment_bytes, window } = self.selected(key)?;
+        let task = Task { params, placement, ..self.task_of(&key) };
+        let segment_elements = (segment_bytes / key.element_bytes).max(1);
+        let planned = Planned { plan: self.plan_of(PlanKey { task, algorithm }), segment_elements, window };
+        self.planned.insert(key, planned.clone());
         Ok(planned)
     }
 
-    fn remember(&mut self, key: ChoiceKey, planned: Planned) {
-        if self.choices.len() >= CHOICES_MAX {
-            self.choices.clear();
+    /// Selects for buffers that lie apart, wherever this rank's lie. Other ranks' buffers may lie otherwise, and all ranks
+    /// must choose alike. The root matters only to the order of reduction.
+    fn selected(&mut self, key: ChoiceKey) -> Result<Selected> {
+        let root = if self.is_canonical() { key.root } else { 0 };
+        let key = ChoiceKey { root, placement: Placement::OutOfPlace, ..key };
+        if let Some(selected) = self.selections.get(&key) {
+            return Ok(selected);
         }
-        self.choices.insert(key, planned);
+        let Choice { algorithm, params, segment_bytes, window, .. } =
+            self.choose(&key, Symmetric::Nothing)?;
+        let selected = Selected { algorithm, params, segment_bytes, window };
+        self.selections.insert(key, selected);
+        Ok(selected)
+    }
+
+    fn plan_of(&mut self, key: PlanKey) -> Arc<Plan> {
+        if let Some(plan) = self.plans.get(&key) {
+            return plan;
+        }
+        let plan = Arc::new(key.algorithm.plan(&key.task, self.rank));
+        self.plans.insert(key, Arc::clone(&plan));
+        plan
     }
 
     /// Returns the calls for which the settings name an algorithm or a plan.
@@ -212,12 +219,19 @@ impl Planner {
 
     /// Returns the task for a collective of all ranks.
     fn task(&self, collective: Collective) -> Task {
-        let task = Task::new(collective, self.world_size).with_hosts(Arc::clone(&self.hosts));
+        let task = Task::new(collective, self.world_size)
+            .with_hosts(Arc::clone(&self.hosts))
+            .with_channels(self.limits.channels);
         let task = if self.limits.stages { task.with_stages() } else { task };
         match &self.speeds {
             Some(speeds) => task.with_speeds(Arc::clone(speeds)),
             None => task,
         }
+    }
+
+    /// Returns the task of a call with buffers that lie apart.
+    fn task_of(&self, key: &ChoiceKey) -> Task {
+        Task { shards: key.shards, ..self.task(key.collective).with_root(key.root) }
     }
 
     /// Returns whether calls of `bytes` bytes (of the vector, or of a block) and of many more take plans that use the
@@ -232,10 +246,10 @@ impl Planner {
             placement: Placement::OutOfPlace,
             shards: None,
         };
-        let uses_stages = |(_, choice): (Task, Choice)| choice.staged_segment_bytes_max.is_some();
+        let uses_stages = |choice: Choice| choice.staged_segment_bytes_max.is_some();
         [bytes, 16 * bytes, 64 * bytes]
             .into_iter()
-            .all(|bytes| self.choose(key(bytes), Symmetric::Nothing).is_ok_and(uses_stages))
+            .all(|bytes| self.choose(&key(bytes), Symmetric::Nothing).is_ok_and(uses_stages))
     }
 
     /// Returns whether all reductions follow the canonical tree.
@@ -245,11 +259,12 @@ impl Planner {
 
     /// Uses this knowledge of the network from now on.
     pub(crate) fn learn(&mut self, network: Knowledge) {
+        let _floats = DefaultFloats::enter();
         self.model = network.apply(self.model);
         let is_alone = |speeds: &Vec<u32>| speeds.len() == self.hosts.len();
         self.speeds = network.between().and_then(Between::speeds).filter(is_alone).map(Into::into);
         self.network = network;
-        self.choices.clear();
+        (self.planned, self.selections) = (Recent::new(), Recent::new());
     }
 
     /// Returns the knowledge of the network between the hosts.
@@ -269,8 +284,7 @@ impl Planner {
 
     /// Returns the selection for a call on such buffers, including the algorithms not chosen, as `explain` prints it.
     pub(crate) fn explain(&self, call: &Call, symmetric: Symmetric) -> Result<Choice> {
-        let key = self.key(call);
-        self.choose(key, symmetric).map(|(_, choice)| choice)
+        self.choose(&self.key(call), symmetric)
     }
 
     fn key(&self, call: &Call) -> ChoiceKey {
@@ -296,11 +310,9 @@ impl Planner {
         }
     }
 
-    /// Chooses as for buffers that lie apart, wherever this rank's lie. Other ranks' buffers may lie otherwise, and all
-    /// ranks must choose alike.
-    fn choose(&self, key: ChoiceKey, symmetric: Symmetric) -> Result<(Task, Choice)> {
-        let mut task = self.task(key.collective).with_root(key.root).with_symmetric(symmetric);
-        task.shards = key.shards;
+    fn choose(&self, key: &ChoiceKey, symmetric: Symmetric) -> Result<Choice> {
+        let _floats = DefaultFloats::enter();
+        let task = self.task_of(key).with_symmetric(symmetric);
         let forced = self.overrides.force(&task, key.bytes as u64, key.irregular, self.order);
         let mut choice = select(
             &task,
@@ -316,8 +328,58 @@ impl Planner {
             problem: problem.to_string(),
         })?;
         apply_settings(&mut choice, self.segment_bytes, self.window);
-        task.params = choice.params;
-        task.placement = key.placement;
-        Ok((task, choice))
+        Ok(choice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::RawCall;
+    use crate::types::{DataType, ReduceOp};
+    use kolo_collectives::model::LinkClass;
+
+    /// Returns rank 0's planner among hosts of one rank each, far from each other.
+    fn planner(ranks: u32, channels: u16, config: &Config) -> Planner {
+        let hosts: Arc<[u32]> = (0..ranks).collect();
+        let inter = LinkClass { latency_seconds: 10e-3, ..Model::TCP.inter };
+        let model = Model { inter, ..Model::TCP };
+        let names = vec!["a"; ranks as usize];
+        Planner::new(0, (hosts, &names), model, config, Limits { channels, stages: false }).expect("it can")
+    }
+
+    fn call(collective: Collective, count: usize, root: u32) -> Call {
+        let (input, output, op) = (std::ptr::null(), std::ptr::null_mut(), ReduceOp::Sum);
+        let raw = RawCall { collective, input, output, count: 0, data_type: DataType::F32, op, root };
+        Call { counts: Counts::Even(count), ..Call::check(&raw, 0, u32::MAX).expect("a sound call") }
+    }
+
+    #[test]
+    fn plans_keep_to_the_channels_and_are_explained_as_they_run() {
+        let all_reduce = call(Collective::AllReduce, 64 << 20, 0);
+        for (channels, window) in [(1, None), (2, None), (8, None), (8, Some(64)), (3, Some(64))] {
+            let mut planner = planner(128, channels, &Config { window, ..Config::default() });
+            let planned = planner.plan(&all_reduce, Placement::OutOfPlace).expect("some algorithm can");
+            let explained = planner.explain(&all_reduce, Symmetric::Nothing).expect("some algorithm can");
+            assert_eq!(planned.window, explained.window, "{channels} channels");
+            assert_eq!(planned.plan.algorithm, explained.algorithm.name(), "{channels} channels");
+            let used = usize::from(planned.plan.channels) * planned.window;
+            assert!(
+                used <= usize::from(channels) && 2 * used > usize::from(channels),
+                "{used} of {channels}"
+            );
+        }
+    }
+
+    #[test]
+    fn roots_share_a_selection_and_plans_are_forgotten() {
+        let mut planner = planner(4096, 8, &Config::default());
+        for root in 0..4096 {
+            let broadcast = call(Collective::Broadcast, 16, root);
+            let planned = planner.plan(&broadcast, Placement::OutOfPlace).expect("some algorithm can");
+            assert_eq!(planned.plan.root, root);
+        }
+        assert_eq!(planner.selections.len(), 1);
+        assert!(planner.plans.len() < 4096 && planner.planned.len() < 4096);
     }
 }

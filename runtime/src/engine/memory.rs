@@ -75,14 +75,17 @@ impl Binding {
         let layout = Layout::new(&plan, shape.clone(), segment_elements);
         let memory = Memory::of(&plan);
         // Segment 0 is the longest one for every block.
-        let mut bytes = 0;
-        let mut place = |elements: usize| {
-            let offset = bytes;
-            bytes += (elements * element_bytes).next_multiple_of(SCRATCH_ALIGN);
+        let mut bytes = 0_usize;
+        let mut place_behind = |elements: usize, joined: bool| {
+            let offset = if joined { bytes } else { bytes.next_multiple_of(SCRATCH_ALIGN) };
+            bytes = offset + elements * element_bytes;
             offset
         };
-        let scratch_offsets =
-            (0..plan.scratch.len() as u32).map(|b| place(layout.block(Space::Scratch, b, 0).len)).collect();
+        let scratch_offsets = (0..)
+            .zip(joined(&plan))
+            .map(|(block, joined)| place_behind(layout.block(Space::Scratch, block, 0).len, joined))
+            .collect();
+        let mut place = |elements| place_behind(elements, false);
         let side_by_side = matches!(shape, Shape::Vector { .. }) || layout.segments() == 1;
         let mut bounce_buffer = |space, blocks: u32| {
             let has_name = |block: &u32| memory.physical(Blocks::one(space, *block)).space == space;
@@ -113,7 +116,7 @@ impl Binding {
             output_bounce,
             loads,
             stores,
-            scratch_bytes: bytes,
+            scratch_bytes: bytes.next_multiple_of(SCRATCH_ALIGN),
             pieces_max,
         }
     }
@@ -336,6 +339,19 @@ impl<I: Iterator<Item = Part>> Iterator for Merged<I> {
     }
 }
 
+/// Returns, for each scratch block, whether it lies right behind the one before it, so that they are one piece of memory:
+/// some step names both at once.
+fn joined(plan: &Plan) -> Vec<bool> {
+    let mut joined = vec![false; plan.scratch.len()];
+    for step in plan.lanes.iter().flatten() {
+        let named = step.action.reads().into_iter().chain([step.action.writes()]).flatten();
+        for blocks in named.filter(|blocks| blocks.space == Space::Scratch) {
+            joined[blocks.first as usize + 1..blocks.end() as usize].fill(true);
+        }
+    }
+    joined
+}
+
 /// Returns the blocks of bounced buffers that hold data and are read, and those that are written.
 fn touched(plan: &Plan, memory: Memory, bounced: Bounced) -> (Box<[Blocks]>, Box<[Blocks]>) {
     let of_bounced = |blocks: Blocks| {
@@ -373,5 +389,34 @@ fn pieces_of(action: &Action) -> usize {
         Action::Publish { src, .. } => src.iter().flatten().map(count).sum(),
         Action::Fold { own, dst, .. } => own.as_ref().map_or(0, count) + count(dst),
         Action::Signal { .. } | Action::WaitSignal { .. } | Action::Await { .. } | Action::Spread { .. } => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kolo_collectives::{Algorithm, Task, plan::Collective};
+
+    #[test]
+    fn short_blocks_that_are_sent_together_are_one_piece() {
+        let task = |ranks: u32, of_host: u32| {
+            let hosts: Vec<u32> = (0..ranks).map(|rank| rank / of_host).collect();
+            Task::new(Collective::AllToAll, ranks).with_hosts(hosts).with_stages()
+        };
+        let memory = std::ptr::without_provenance_mut(1 << 20);
+        let buffers = Buffers { input: memory, output: memory };
+        for (algorithm, task) in [(Algorithm::Bruck, task(16, 1)), (Algorithm::LeaderStaged, task(12, 4))] {
+            let (plan, shape) = (Arc::new(algorithm.plan(&task, 0)), Shape::Blocks { count: 3 });
+            let binding = Binding::new(Arc::clone(&plan), shape, 3, 4, Bounced::default());
+            assert!(binding.scratch_bytes.is_multiple_of(SCRATCH_ALIGN));
+            for step in plan.lanes.iter().flatten() {
+                if let Action::Send { src, .. } = step.action {
+                    let mut pieces = Vec::new();
+                    let bytes = binding.pieces(src, 0, buffers, memory, &mut pieces);
+                    assert_eq!((pieces.len(), bytes), (1, 12 * src.count as usize), "{algorithm}: {src:?}");
+                    assert!((pieces[0].ptr as usize).is_multiple_of(4));
+                }
+            }
+        }
     }
 }

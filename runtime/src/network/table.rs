@@ -1,5 +1,6 @@
 //! Table of the measurements between hosts, and the model constants that follow from them.
 
+use std::f64::consts::SQRT_2;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,10 +51,10 @@ pub(crate) struct Table {
     pub(crate) took: Duration,
 }
 
-/// Steps per factor of 2 to which measurements are rounded. The choice of an algorithm decides how a sum is rounded,
-/// and two runs on one network should choose alike.
-const ROUND_TRIP_STEPS: f64 = 2.0;
-const RATE_STEPS: f64 = 4.0;
+/// Steps per factor of 2, at most 4, to which measurements are rounded. The choice of an algorithm decides how a sum is
+/// rounded, and two runs on one network should choose alike.
+const ROUND_TRIP_STEPS: usize = 2;
+const RATE_STEPS: usize = 4;
 
 impl Table {
     /// Makes the table from all leaders' measurements, in an order that is the same on all ranks.
@@ -68,7 +69,8 @@ impl Table {
         Ok(Self { host_of, hosts, samples, took })
     }
 
-    /// Returns the table for a job of some of the ranks, with its hosts numbered in the order of their first ranks.
+    /// Returns the table for a job of some of the ranks, with its hosts numbered in the order of their first ranks. `None` if
+    /// nothing is known of the network between them.
     pub(crate) fn of(&self, ranks: &[u32]) -> Option<Self> {
         let mut numbers: Vec<u32> = Vec::new();
         let mut host_of = Vec::with_capacity(ranks.len());
@@ -84,12 +86,14 @@ impl Table {
         let kept = self.samples.iter().filter_map(|sample| {
             Some(Sample { hosts: (number(sample.hosts.0)?, number(sample.hosts.1)?), ..*sample })
         });
-        Some(Self {
+        let table = Self {
             samples: kept.collect(),
             hosts: numbers.len() as u32,
             host_of: host_of.into(),
             took: self.took,
-        })
+        };
+        let all: Vec<u32> = (0..ranks.len() as u32).collect();
+        table.between(&all).is_some().then_some(table)
     }
 
     /// Returns the entries for the hosts of some ranks of the job. `None` if they are on one host.
@@ -151,9 +155,26 @@ impl Table {
     }
 }
 
-/// Rounds to the nearest of `steps` steps per factor of 2.
-fn stepped(value: f64, steps: f64) -> f64 {
-    ((value.log2() * steps).round() / steps).exp2()
+/// Rounds a positive normal number to the nearest of `steps` steps per factor of 2. All ranks get the same bits, which
+/// they would not from `log2` and `exp2`: libraries and processors differ in their last bit.
+fn stepped(value: f64, steps: usize) -> f64 {
+    // The powers of 2 with the exponents 0, 1/8, 2/8 to 1.
+    const EIGHTHS: [f64; 9] = [
+        1.0,
+        1.090_507_732_665_257_7,
+        1.189_207_115_002_721,
+        1.296_839_554_651_009_6,
+        SQRT_2,
+        1.542_210_825_407_940_8,
+        1.681_792_830_507_429,
+        1.834_008_086_409_342_4,
+        2.0,
+    ];
+    let exponent = value.to_bits() & f64::INFINITY.to_bits();
+    let power = f64::from_bits(exponent);
+    let eighths = 8 / steps;
+    let passed = (0..steps).filter(|step| value / power >= EIGHTHS[step * eighths + eighths / 2]).count();
+    EIGHTHS[passed * eighths] * power
 }
 
 /// Facts about the network between some hosts.
@@ -330,6 +351,24 @@ mod tests {
         assert_eq!(*left.host_of, [0, 1]);
         assert_eq!(left.samples, [sample(1, 0, 32e-6, 16e6)], "hosts 2 and 0 are hosts 0 and 1 now");
         assert!(left.between(&[0, 1]).is_some() && whole.of(&[9]).is_none());
+        // Hosts 1 and 2 have not been measured with each other.
+        assert_eq!(whole.of(&[2, 3, 4]), None);
+        assert!(whole.of(&[0, 2, 3, 4]).is_some() && whole.of(&[0, 1]).is_none());
+    }
+
+    #[test]
+    fn steps_are_those_of_the_logarithm() {
+        for steps in [ROUND_TRIP_STEPS, RATE_STEPS] {
+            for value in (0..2000).map(|index| 1e-8 * 1.03_f64.powi(index)) {
+                let wanted = ((value.log2() * steps as f64).round() / steps as f64).exp2();
+                let rounded = stepped(value, steps);
+                assert!(
+                    (rounded / wanted - 1.0).abs() < 1e-12,
+                    "{value} in {steps}: {rounded}, not {wanted}"
+                );
+            }
+            assert_eq!([0.25, 1.0, 1024.0].map(|power| stepped(power, steps)), [0.25, 1.0, 1024.0]);
+        }
     }
 
     #[test]

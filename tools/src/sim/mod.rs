@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use kolo_collectives::plan::{Collective, Plan};
-use kolo_collectives::simulate::{Cluster, Timing, simulate, simulate_symmetric};
+use kolo_collectives::simulate::{Cluster, Symmetry, Timing, simulate, simulate_symmetric};
 use kolo_collectives::{Algorithm, Task};
 use tabled::builder::Builder;
 use tabled::settings::Style;
@@ -243,8 +243,9 @@ fn simulate_one(
             )
         })?;
         (timing, Plans::All(plans))
-    } else if is_symmetric(choice.algorithm, call.collective) && cluster.ranks_per_host == 1 {
-        (simulate_symmetric(&first, &call.shape(&first), &cluster), Plans::Symmetric(Box::new(first)))
+    } else if let (Some(symmetry), 1) = (symmetry(choice.algorithm, &task), cluster.ranks_per_host) {
+        let timing = simulate_symmetric(&first, &call.shape(&first), &cluster, symmetry);
+        (timing, Plans::Symmetric(Box::new(first)))
     } else {
         return Err(CliError::usage(
             format!(
@@ -292,19 +293,18 @@ fn plans_bytes(first: &Plan) -> usize {
     steps.saturating_mul(ranks).saturating_add(table)
 }
 
-/// Returns whether rank r does to rank r + d what rank 0 does to rank d, so that one rank can represent all.
-const fn is_symmetric(algorithm: Algorithm, collective: Collective) -> bool {
-    matches!(
-        (algorithm, collective),
-        (Algorithm::Dissemination, Collective::Barrier)
-            | (
-                Algorithm::Ring | Algorithm::Circulant | Algorithm::Direct,
-                Collective::AllReduce
-                    | Collective::AllGather
-                    | Collective::ReduceScatter
-                    | Collective::AllToAll,
-            )
-    )
+/// Returns the symmetry of an algorithm by which one rank can represent all.
+const fn symmetry(algorithm: Algorithm, task: &Task) -> Option<Symmetry> {
+    use {Algorithm as A, Collective as C};
+    match (algorithm, task.collective) {
+        (A::Direct, C::AllToAll) if task.world_size.is_power_of_two() => Some(Symmetry::Pairs),
+        (A::Dissemination, C::Barrier)
+        | (
+            A::Ring | A::Circulant | A::Direct,
+            C::AllReduce | C::AllGather | C::ReduceScatter | C::AllToAll,
+        ) => Some(Symmetry::Circle),
+        _ => None,
+    }
 }
 
 fn compare(call: &CallArgs, described: &Described, task: &Task) -> Result<String> {
@@ -365,6 +365,13 @@ mod tests {
         let path = directory.path().join("cluster.toml");
         fs::write(&path, description).unwrap();
         simulated(&format!("{line} --cluster {}", path.display()))
+    }
+
+    #[test]
+    fn one_rank_stands_for_thousands_that_exchange_in_pairs() {
+        let line = "all_to_all --hosts 8192 --ranks-per-host 1 --algo direct --bytes 64K";
+        let (text, okay) = simulated(line).unwrap();
+        assert!(okay, "{text}");
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl ShmEndpoint {
         let bell = unix::datagram(&address.bell_name()).map_err(|e| system("a UNIX datagram socket", e))?;
         let epoll = watch(&listener, &bell).map_err(|e| system("epoll", e))?;
         let channels_max = channels_max(world_size);
-        let budget = Budget::new(&options, channels_max, world_size as usize - 1);
+        let budget = Budget::new(&options, world_size, world_size as usize - 1);
         let caps = caps(&options, channels_max, &budget);
         let newcomers = PendingConnections::new(listener, uid);
         let pages = (options.single_copy == SingleCopy::Auto).then(Pages::open).flatten();
@@ -196,7 +196,7 @@ impl ShmEndpoint {
             peer.member = member_of(peer.rank);
         }
         self.members = members;
-        self.budget = Budget::new(&self.options, self.caps.channels_max, self.peers.len());
+        self.budget = Budget::new(&self.options, self.world_size, self.peers.len());
         self.caps = caps(&self.options, self.caps.channels_max, &self.budget);
         let arena =
             if self.member == 0 { self.lead(count, deadline)? } else { self.follow(count, deadline)? };

@@ -105,22 +105,29 @@ pub(crate) const RING_MIN_BYTES: usize = 4096;
 pub(crate) const RING_MAX_BYTES: usize = 4 << 20;
 /// Maximum number of channels to one peer, in a world of any size: the executor uses fewer lanes.
 pub(crate) const CHANNELS_MAX: u16 = 64;
-/// Minimum number of channels to one peer.
-const CHANNELS_MIN: usize = 8;
-/// Number of channels to all peers together. Even if all of them have the smallest ring, they stay within a quarter
-/// of the default budget: 1024 x (4 KiB control + 4 KiB ring) = 8 MiB.
+/// Minimum number of channels to one peer: one for messages, and 8 for each of the four groups of calls that the executor
+/// keeps apart, since its plans have up to 8 segments in flight. With fewer, all ranks of a large job would have fewer
+/// segments in flight, also between hosts. An unused channel costs address space only.
+const CHANNELS_MIN: usize = 33;
+/// Number of channels to all peers together for which memory is reserved. Even if all of them have the smallest ring,
+/// they stay within a quarter of the default budget: 1024 x (4 KiB control + 4 KiB ring) = 8 MiB.
 const CHANNELS_TOTAL: usize = 1024;
+/// Minimum number of channels to one peer for which memory is reserved.
+const CHANNELS_RESERVED_MIN: usize = 8;
 /// Length of a channel's control page.
 pub(crate) const CONTROL_BYTES: usize = 4096;
 
 /// Divides the staging budget among the channels as they are first used.
 ///
-/// Half of the budget is reserved for all channels alike: each channel that may still be opened is reserved a ring of
-/// the *floor*, the greatest power of two that fits. The rest of the budget is handed out in shares: each opened
-/// channel gets a 32nd of what is left. With 8 local ranks and 32 MiB, the floor is 32 KiB; the first 30 channels of
-/// a rank get 256 KiB each, the next ones 128 KiB, and so on. The sum never exceeds the budget, or the sum of the
-/// smallest rings for all channels if that is more: 8 MiB up to 128 local ranks, and 8 channels x 8 KiB for each
-/// local rank beyond.
+/// Half of the budget is reserved for channels alike: each channel that may still be opened is reserved a ring of the
+/// *floor*, the greatest power of two that fits. The rest of the budget is handed out in shares: each opened channel
+/// gets a 32nd of what is left. With 8 local ranks and 32 MiB, the floor is 32 KiB; the first 30 channels of a rank
+/// get 256 KiB each, the next ones 128 KiB, and so on. The sum never exceeds the budget, or the sum of the smallest
+/// rings for all channels if that is more: 8 MiB up to 128 local ranks, and 8 channels x 8 KiB for each local rank
+/// beyond.
+///
+/// In a world of 32 ranks or more, a rank may open more channels than these. They get shares of what is left, and at
+/// least the floor, which may exceed the budget.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: usize,
@@ -130,9 +137,9 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// Returns the budget for channels to `peers` peers.
-    pub(crate) fn new(options: &ShmOptions, channels_max: u16, peers: usize) -> Self {
-        let unopened = usize::from(channels_max) * peers;
+    /// Returns the budget for channels to `peers` peers in a world of this size.
+    pub(crate) fn new(options: &ShmOptions, world_size: u32, peers: usize) -> Self {
+        let unopened = channels(world_size, CHANNELS_RESERVED_MIN) * peers;
         let ring_bytes = options.ring_bytes;
         let is_ample = unopened * (ring_bytes + CONTROL_BYTES) <= options.staging_max;
         let fair = (options.staging_max / 2).checked_div(unopened).unwrap_or(0).saturating_sub(CONTROL_BYTES);
@@ -165,8 +172,11 @@ fn power_of_two_below(n: usize) -> usize {
 
 /// Returns the number of channels per peer in a world of this size.
 pub(crate) fn channels_max(world_size: u32) -> u16 {
-    let share = CHANNELS_TOTAL / (world_size.max(1) as usize);
-    u16::try_from(share.clamp(CHANNELS_MIN, CHANNELS_MAX.into())).unwrap_or(CHANNELS_MAX)
+    u16::try_from(channels(world_size, CHANNELS_MIN)).unwrap_or(CHANNELS_MAX)
+}
+
+fn channels(world_size: u32, least: usize) -> usize {
+    (CHANNELS_TOTAL / (world_size.max(1) as usize)).clamp(least, CHANNELS_MAX.into())
 }
 
 #[cfg(test)]
@@ -177,15 +187,21 @@ mod tests {
     fn staging_is_bounded_whatever_the_world() {
         for world_size in [1u32, 2, 3, 4, 8, 16, 17, 64, 128] {
             let options = ShmOptions::default();
-            let mut budget = Budget::new(&options, channels_max(world_size), world_size as usize - 1);
-            let channels = usize::from(channels_max(world_size)) * (world_size as usize - 1);
-            let sum: usize = (0..channels).map(|_| budget.take() + CONTROL_BYTES).sum();
+            let peers = world_size as usize - 1;
+            let mut budget = Budget::new(&options, world_size, peers);
+            let reserved = budget.unopened;
+            let sum: usize = (0..reserved).map(|_| budget.take() + CONTROL_BYTES).sum();
             assert!(sum <= options.staging_max, "{world_size} ranks: {sum} bytes");
             let worst = ShmOptions { staging_max: 0, ..options };
-            let mut budget = Budget::new(&worst, channels_max(world_size), world_size as usize - 1);
-            let sum: usize = (0..channels).map(|_| budget.take() + CONTROL_BYTES).sum();
+            let mut budget = Budget::new(&worst, world_size, peers);
+            let sum: usize = (0..reserved).map(|_| budget.take() + CONTROL_BYTES).sum();
             assert!(sum <= 8 << 20, "{world_size} ranks, no budget: {sum} bytes");
         }
+    }
+
+    #[test]
+    fn large_worlds_have_channels_for_all_segments_in_flight() {
+        assert_eq!([2, 16, 31, 32, 114, 1000, 16384].map(channels_max), [64, 64, 33, 33, 33, 33, 33]);
     }
 
     #[test]
@@ -194,8 +210,7 @@ mod tests {
             [(2, RING_BYTES), (4, 64 << 10), (8, 32 << 10), (16, 8 << 10), (64, 8 << 10)]
         {
             let channels = usize::from(channels_max(world_size)) * (world_size as usize - 1);
-            let mut budget =
-                Budget::new(&ShmOptions::default(), channels_max(world_size), world_size as usize - 1);
+            let mut budget = Budget::new(&ShmOptions::default(), world_size, world_size as usize - 1);
             assert_eq!(budget.floor(), floor, "{world_size} ranks");
             let rings: Vec<usize> = (0..channels).map(|_| budget.take()).collect();
             assert!(
@@ -206,7 +221,7 @@ mod tests {
 
     #[test]
     fn first_channels_of_a_large_world_get_full_rings() {
-        let mut budget = Budget::new(&ShmOptions::default(), channels_max(64), 63);
+        let mut budget = Budget::new(&ShmOptions::default(), 64, 63);
         assert!((0..40).all(|_| budget.take() == RING_BYTES));
     }
 }

@@ -134,7 +134,7 @@ impl Generator for HierarchicalStaged {
 /// Returns the limits on segments of plans in which a rank publishes `blocks` blocks in a round.
 pub(super) fn segments(task: &Task, blocks: u32) -> Option<StagedSegments> {
     let local = task.world_size.div_ceil(task.host_count());
-    let of = |bytes: u64| (bytes / u64::from(blocks.max(1))).max(1);
+    let of = |bytes: u64| bytes / u64::from(blocks.max(1));
     let best = payload_bytes(task.collective, local);
     Some(StagedSegments { best: of(best), most: of(PAYLOAD_BYTES_MAX as u64) })
 }

@@ -32,7 +32,11 @@ impl Generator for LeaderStaged {
 
     fn supports(&self, task: &Task) -> Result<(), String> {
         let hosts = on_hosts(task)?;
-        if is_on_a_rail(task) || relay::serves(task.collective) {
+        if relay::serves(task.collective) {
+            Rails::one(&hosts).support(task.collective)?;
+            return relay::supports(task, &hosts);
+        }
+        if is_on_a_rail(task) {
             return Rails::one(&hosts).support(task.collective);
         }
         leader::supports(task)

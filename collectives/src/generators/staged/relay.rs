@@ -7,7 +7,7 @@
 //! crosses the network, so these algorithms suit short messages.
 
 use super::{named, near, others};
-use crate::builder::PlanBuilder;
+use crate::builder::{LANE_STEPS_MAX, PlanBuilder};
 use crate::contention::Pattern;
 use crate::cost::{Bill, Reach};
 use crate::generators::leader::Levels;
@@ -19,6 +19,24 @@ use crate::task::Task;
 /// Whether this module serves the collective.
 pub(super) const fn serves(collective: Collective) -> bool {
     matches!(collective, Collective::Gather | Collective::Scatter | Collective::AllToAll)
+}
+
+/// Checks that the steps of every leader fit into its lane; the error tells users why not.
+pub(super) fn supports(task: &Task, hosts: &Hosts) -> Result<(), String> {
+    let most = (0..hosts.count()).map(|host| steps(task, hosts, host)).max().unwrap_or(0);
+    if task.collective == Collective::AllToAll && most > LANE_STEPS_MAX {
+        return Err(format!("a leader would take {most} steps, more than {LANE_STEPS_MAX}"));
+    }
+    Ok(())
+}
+
+/// Returns the number of steps that the leader of a host takes in an all-to-all, at most: it copies every block that
+/// leaves the host by itself.
+fn steps(task: &Task, hosts: &Hosts, host: u32) -> u32 {
+    let count = run(hosts, host).1;
+    // It publishes, awaits the others, copies the blocks of its own host, and sends one message to each other host. A
+    // message that arrives takes a step, and one for each rank.
+    count * (task.world_size - count) + 2 + count + (hosts.count() - 1) * (2 + count)
 }
 
 /// Returns the consecutive ranks of a host: the first one and their number.
