@@ -216,8 +216,55 @@ impl Communicator {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::Cluster;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Waits until rank 1 has left, and asks while a probe and a group wait for a message from any rank.
+    fn ask_though_one_has_left(comm: &Communicator) {
+        let shared = &comm.shared;
+        let until = Instant::now() + LONG;
+        while !shared.membership.departed(1) {
+            assert!(Instant::now() < until, "rank 1 does not leave");
+            std::thread::yield_now();
+        }
+        let (core, Ticket { id, waited }) = comm.post_probe(None, 0..=9).expect("posted");
+        drive::ask_for(shared, core, id, waited).expect("rank 2 may still send what is probed for");
+        shared.core().engine.withdraw_probe(id);
+        let mut data = [[0_u8; 4], [0; 4]];
+        let [a, b] = data.each_mut().map(|data| Transfer::recv_any(RawMessage::of_mut(data, 0)));
+        // SAFETY: `data` lives, and is not touched, until both receives are over or the engine was aborted, since the
+        // communicator is dropped before it if this panics.
+        let (core, tickets) = unsafe { comm.post(&[a, b], None) }.expect("posted");
+        let Ticket { id, waited } = tickets[0];
+        drive::ask_for(shared, core, id, waited).expect("rank 2 may still send what the group receives");
+        comm.send(&[1_u8], 2).expect("rank 2 is there");
+        for Ticket { id, waited } in tickets {
+            let wait = drive::wait_for(shared, shared.core(), id, waited, LONG);
+            wait.expect("rank 2 sends").engine.release(id);
+        }
+        assert_eq!(data, [[2; 4], [2; 4]]);
+    }
+
+    #[test]
+    fn a_wait_for_any_rank_goes_on_though_one_has_left() {
+        Cluster::local(3, |comm| {
+            comm.barrier().expect("all are there");
+            match comm.rank() {
+                0 => ask_though_one_has_left(&comm),
+                1 => {}
+                _ => {
+                    comm.recv(&mut [0_u8], 0).expect("rank 0 has asked");
+                    comm.send(&[2_u8; 4], 0).expect("sent");
+                    comm.send(&[2_u8; 4], 0).expect("sent");
+                }
+            }
+        })
+        .expect("the cluster");
+    }
 
     #[test]
     fn a_null_pointer_is_refused_unless_the_message_is_empty() {

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::{Armed, ParkBy};
 
+use super::asking::{self, Needs};
 use super::{
-    End, News, Patience, Step, Suspicion, Waiter, asking, fail, orphans, time_out, timed_out, until,
-    wake_tasks,
+    End, News, Patience, Step, Suspicion, Waiter, fail, orphans, time_out, timed_out, until, wake_tasks,
 };
 use crate::affinity::{GAP_MAX, SoftAffinity};
 use crate::call::Waited;
@@ -36,6 +36,11 @@ pub(super) trait Goal {
 
     /// Returns the ranks that the goal waits for.
     fn waiting_for(&self, core: &Core) -> Vec<u32>;
+
+    /// Returns whether any one of these ranks is enough.
+    fn is_from_any(&self, _core: &Core) -> bool {
+        false
+    }
 
     /// Returns the goal's turn at the exchange, if it has one.
     fn turn(&self) -> Option<u64> {
@@ -88,6 +93,16 @@ pub(super) fn patience(shared: &Shared, limit: Duration) -> Patience {
     patience
 }
 
+/// Asks the peers for which operation `id` waits, as a wait does that has suspected one of them for long enough.
+#[cfg(test)]
+pub(crate) fn ask_for<'a>(shared: &'a Shared, core: CoreGuard<'a>, id: Id, waited: Waited) -> Result<()> {
+    let goal = Operation(id);
+    let core = Some(core);
+    let mut driver =
+        Driver { shared, core, goal, waited, has_returned: false, is_short: false, has_asked: false };
+    driver.ask(true).map(|_| ())
+}
+
 /// An operation that the engine knows.
 struct Operation(Id);
 
@@ -109,6 +124,10 @@ impl Goal for Operation {
 
     fn waiting_for(&self, core: &Core) -> Vec<u32> {
         core.waiting_for(self.0)
+    }
+
+    fn is_from_any(&self, core: &Core) -> bool {
+        core.engine.is_from_any(self.0)
     }
 }
 
@@ -265,8 +284,9 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         let core = self.core();
         timed_out::note_unheard(self.shared, &core);
         let peers = self.goal.waiting_for(&core);
+        let needs = if self.goal.is_from_any(&core) { Needs::Any } else { Needs::All };
         drop(core);
-        asking::examine(self.shared, self.waited, &peers, suspected)
+        asking::examine(self.shared, self.waited, (needs, &peers), suspected)
     }
 
     /// The peer's goodbye over the control plane overtakes bytes that are sent again after a packet loss. The end of

@@ -151,4 +151,8 @@ impl Goal for Help<'_> {
         // Before its task is woken, the operation may already be over.
         self.first.filter(|id| !core.engine.is_done(*id)).map_or_else(Vec::new, |id| core.waiting_for(id))
     }
+
+    fn is_from_any(&self, core: &Core) -> bool {
+        self.first.is_some_and(|id| core.engine.is_from_any(id))
+    }
 }

@@ -420,6 +420,12 @@ impl Engine {
         }
     }
 
+    /// Returns whether any one of the ranks for which `id` waits is enough to end it.
+    pub(crate) fn is_from_any(&self, id: Id) -> bool {
+        matches!(id, Id::Transfer { slot, .. } if self.transfers.peer(slot) == ANY_SOURCE)
+            && !self.is_done(id)
+    }
+
     /// Returns the source or destination of a completed transfer.
     pub(crate) fn other_end(&self, id: Id) -> Option<u32> {
         match id {
