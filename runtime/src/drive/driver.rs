@@ -355,18 +355,20 @@ fn sleep<'a>(shared: &'a Shared, mut core: CoreGuard<'a>, turn: Option<u64>) -> 
     let limit = shared.policy.sleep_max;
     drop(core);
     shared.policy.before_sleep();
+    // SAFETY: the words lie in mappings that the endpoints hold. The endpoints live in the core of `shared` until
+    // `close::release_links`, which waits until no thread drives; the helper has ended before it.
+    let words: Vec<_> = words.iter().map(|(word, value)| (unsafe { &**word }, *value)).collect();
     match by {
-        ParkBy::Word if words.len() == 1 => {
-            // SAFETY: the word lies in a mapping that the endpoint holds. The endpoint lives in the core of `shared`
-            // until `close::release_links`, which waits until no thread drives; the helper has ended before it.
-            wait::sleep_on_word(unsafe { &*words[0].0 }, words[0].1, bits, limit);
-        }
+        ParkBy::Word if !words.is_empty() => match words[..] {
+            [(word, value)] => wait::sleep_on_word(word, value, bits, limit),
+            _ => wait::sleep_on_words(&words, limit),
+        },
         ParkBy::Fd if !fds.is_empty() => {
             // SAFETY: as above: the endpoints own the descriptors.
             let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
             wait::sleep_on_fds(&fds, limit);
         }
-        _ => wait::sleep(Duration::from_millis(1)),
+        _ => wait::sleep(wait::BLIND_NAP),
     }
     let mut core = shared.core();
     disarm(&mut core);
