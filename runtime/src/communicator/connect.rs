@@ -11,7 +11,7 @@ use super::agreement::{self, Agreed};
 use super::attendance::Attendance;
 use super::awaited::Awaited;
 use super::card::{Card, assign_processor, facts, host_indices, policy, shares_processors};
-use super::core::{Calls, Core};
+use super::core::{Calls, Core, Sleepers};
 use super::endpoints::{self, Candidate, Established};
 use super::growth;
 use super::model::model_for;
@@ -231,6 +231,7 @@ impl Making {
             gpu: GpuAccess::new(rank, established.plan),
             calls: Calls::none(),
             awaited: Awaited::default(),
+            sleepers: Sleepers::default(),
             place,
             closed: false,
         })

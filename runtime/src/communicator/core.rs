@@ -26,6 +26,7 @@ pub(crate) struct Core {
     pub(crate) calls: Calls,
     /// Started operations that tasks await.
     pub(crate) awaited: Awaited,
+    pub(crate) sleepers: Sleepers,
     pub(crate) place: Place,
     pub(crate) closed: bool,
 }
@@ -45,6 +46,43 @@ pub(crate) struct Calls {
     pub(crate) allocations: u64,
     /// Number of uses of each list of ranks given to `group`.
     pub(crate) groups: HashMap<u64, u64>,
+}
+
+/// The threads that sleep without the core until a link or the exchange has something.
+#[derive(Debug, Default)]
+pub(crate) struct Sleepers {
+    number: usize,
+    /// The operations for which they sleep.
+    awaited: Vec<Id>,
+}
+
+impl Sleepers {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.number == 0
+    }
+
+    /// Adds a thread that is about to sleep, for this operation if for one.
+    pub(crate) fn add(&mut self, awaited: Option<Id>) {
+        self.number += 1;
+        self.awaited.extend(awaited);
+    }
+
+    /// Removes a thread that is awake again.
+    pub(crate) fn remove(&mut self, awaited: Option<Id>) {
+        self.number -= 1;
+        self.awaited.retain(|id| Some(*id) != awaited);
+    }
+
+    /// Forgets the awaited operations that are over. Returns whether there were any.
+    #[inline]
+    fn forget_those_done(&mut self, engine: &Engine) -> bool {
+        let before = self.awaited.len();
+        if before > 0 {
+            self.awaited.retain(|id| !engine.is_done(*id));
+        }
+        self.awaited.len() < before
+    }
 }
 
 impl Calls {
@@ -93,6 +131,7 @@ impl Core {
         let passed = self.exchange.as_mut().is_some_and(|exchange| exchange.progress(&mut self.engine));
         let moved = self.engine.progress() || passed;
         self.awaited.look(&self.engine);
+        self.rouse();
         moved
     }
 
@@ -100,6 +139,24 @@ impl Core {
     #[inline]
     pub(crate) fn progress_others(&mut self) -> bool {
         self.engine.outstanding() > 0 && self.progress()
+    }
+
+    /// Wakes threads that sleep although another thread has ended the operation for which they sleep.
+    #[inline]
+    pub(crate) fn rouse(&mut self) {
+        if self.sleepers.forget_those_done(&self.engine) {
+            self.engine.rouse();
+        }
+    }
+
+    /// Tells the links and the exchange that the owner is awake, unless threads of it still sleep.
+    pub(crate) fn disarm(&mut self) {
+        if self.sleepers.is_empty() {
+            self.engine.disarm();
+            if let Some(exchange) = &mut self.exchange {
+                exchange.compiled.disarm();
+            }
+        }
     }
 
     /// Returns the ranks that an outstanding operation waits for.

@@ -42,6 +42,11 @@ pub(super) trait Goal {
         false
     }
 
+    /// Returns the operation that is awaited, if it is one.
+    fn operation(&self) -> Option<Id> {
+        None
+    }
+
     /// Returns the goal's turn at the exchange, if it has one.
     fn turn(&self) -> Option<u64> {
         None
@@ -72,12 +77,14 @@ impl Fault {
 /// Drives until operation `id` is done. When this returns, the engine no longer touches the caller's memory.
 pub(crate) fn wait_for<'a>(
     shared: &'a Shared,
-    core: CoreGuard<'a>,
+    mut core: CoreGuard<'a>,
     id: Id,
     waited: Waited,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
     if core.engine.is_done(id) {
+        // Perhaps it was a message to oneself, for whose other end another thread sleeps.
+        core.rouse();
         return Ok(core);
     }
     let _attended = Attended::new(&shared.attendance);
@@ -128,6 +135,10 @@ impl Goal for Operation {
 
     fn is_from_any(&self, core: &Core) -> bool {
         core.engine.is_from_any(self.0)
+    }
+
+    fn operation(&self) -> Option<Id> {
+        Some(self.0)
     }
 }
 
@@ -250,7 +261,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
             Next::Poll | Next::Check | Next::Sleep | Next::Queue => {}
         }
         self.core = Some(match next {
-            Next::Sleep => sleep(self.shared, core, self.goal.turn()),
+            Next::Sleep => sleep(self.shared, core, self.goal.operation(), self.goal.turn()),
             Next::Queue => sleep_until_turn(self.shared, core),
             _ if self.shared.is_wanted() => self.shared.give_way(core),
             _ => core,
@@ -325,13 +336,27 @@ fn keep_affinity(affinity: &mut SoftAffinity, has_returned: &mut bool, next: Nex
     }
 }
 
-/// Sleeps until an endpoint has something, until the exchange has something for the call with this turn, or briefly.
-fn sleep<'a>(shared: &'a Shared, mut core: CoreGuard<'a>, turn: Option<u64>) -> CoreGuard<'a> {
+/// Sleeps until an endpoint has something, until the exchange has something for the call with this turn, until another
+/// thread has ended the operation, or briefly.
+///
+/// Several threads may sleep at once. The first to wake leaves the others' announcement to the peers in place. An event
+/// ends that announcement and wakes all threads, so each announces its own sleep anew.
+fn sleep<'a>(
+    shared: &'a Shared,
+    mut core: CoreGuard<'a>,
+    operation: Option<Id>,
+    turn: Option<u64>,
+) -> CoreGuard<'a> {
     if core.engine.is_copying() || core.exchange.as_ref().is_some_and(|exchange| exchange.is_copying()) {
         // Copies send no notification of their end.
         drop(core);
         wait::sleep(COPY_NAP);
         return shared.core();
+    }
+    let mut moved = false;
+    if !core.sleepers.is_empty() {
+        core.engine.disarm();
+        moved = core.progress();
     }
     let mut words: Vec<(*const AtomicU32, u32)> = Vec::new();
     let mut fds: Vec<RawFd> = Vec::new();
@@ -344,8 +369,9 @@ fn sleep<'a>(shared: &'a Shared, mut core: CoreGuard<'a>, turn: Option<u64>) -> 
     words.extend(at_exchange);
     let has_arrived =
         |core: &mut Core| core.exchange.as_mut().is_some_and(|exchange| exchange.has_arrived(turn));
-    if core.progress() || has_arrived(&mut core) {
-        disarm(&mut core);
+    let is_over = |core: &Core| operation.is_some_and(|id| core.engine.is_done(id));
+    if core.progress() || moved || is_over(&core) || has_arrived(&mut core) {
+        core.disarm();
         return if shared.is_wanted() { shared.give_way(core) } else { core };
     }
     let bits = match (&core.exchange, at_exchange) {
@@ -353,6 +379,7 @@ fn sleep<'a>(shared: &'a Shared, mut core: CoreGuard<'a>, turn: Option<u64>) -> 
         _ => NonZeroU32::MAX,
     };
     let limit = shared.policy.sleep_max;
+    core.sleepers.add(operation);
     drop(core);
     shared.policy.before_sleep();
     // SAFETY: the words lie in mappings that the endpoints hold. The endpoints live in the core of `shared` until
@@ -371,15 +398,9 @@ fn sleep<'a>(shared: &'a Shared, mut core: CoreGuard<'a>, turn: Option<u64>) -> 
         _ => wait::sleep(wait::BLIND_NAP),
     }
     let mut core = shared.core();
-    disarm(&mut core);
+    core.sleepers.remove(operation);
+    core.disarm();
     core
-}
-
-fn disarm(core: &mut Core) {
-    core.engine.disarm();
-    if let Some(exchange) = &mut core.exchange {
-        exchange.compiled.disarm();
-    }
 }
 
 /// Sleeps without the core until the current turn at the exchange is over, or briefly. Another thread drives meanwhile,

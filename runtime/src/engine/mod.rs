@@ -484,6 +484,11 @@ impl Engine {
         self.links.disarm();
     }
 
+    /// Wakes threads that sleep on what [`Engine::arm`] has returned.
+    pub(crate) fn rouse(&mut self) {
+        self.links.rouse();
+    }
+
     /// Starts an operation whose group is free. Returns whether it is over at once.
     ///
     /// # Safety
