@@ -1,4 +1,4 @@
-//! The helper thread: losses and panics.
+//! The helper thread: losses, panics, and operations for which nobody waits.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::cluster::Cluster;
 use super::work::Work;
+use crate::config::{Config, TransportKind, Transports};
 use crate::control::{AbortCause, AbortKind};
 use crate::drive;
 use crate::error::Result;
@@ -87,4 +88,22 @@ fn a_panic_in_a_waker_leaves_no_other_task_asleep() {
         assert!(error.contains("panicked"), "{error}");
     })
     .expect("the cluster");
+}
+
+#[test]
+fn a_started_collective_ends_though_nobody_waits_for_it() {
+    for transport in [TransportKind::Shm, TransportKind::Tcp] {
+        let config = Config { transports: Transports::Only(vec![transport]), ..Config::default() };
+        Cluster::with_config(2, &config, |comm| {
+            let work = comm.all_reduce_start(vec![1_u8; 100_000], ReduceOp::Sum).expect("starts");
+            let until = Instant::now() + LONG;
+            while comm.shared.membership.board().finished() == 0 {
+                assert!(Instant::now() < until, "{transport:?}: it seems to go on");
+                std::thread::yield_now();
+            }
+            assert!(comm.recent()[0].took.is_some(), "{transport:?}: {}", comm.recent()[0]);
+            drop(work);
+        })
+        .expect("the cluster");
+    }
 }

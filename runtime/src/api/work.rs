@@ -178,7 +178,6 @@ impl<B: 'static> Work<B> {
         };
         let source = core.engine.other_end(id);
         let keep = core.engine.finish(id);
-        drive::end(&self.shared, &mut core, waited);
         drop(core);
         // Each caller of a constructor gives the engine the memory that its `extract` expects.
         Ok(keep

@@ -21,7 +21,7 @@ use super::shared_memory;
 use super::time_limit::TimeLimit;
 use crate::affinity::{self, Place, SoftAffinity};
 use crate::config::{Config, Determinism};
-use crate::control::{ExchangeKey, PeerInfo};
+use crate::control::{ExchangeKey, PeerInfo, StatusBoard};
 use crate::dispatch::{Limits, Planner};
 use crate::engine::Engine;
 use crate::error::{Error, JoinFailure, Result};
@@ -98,7 +98,7 @@ impl Making {
             routes,
             adapters: established.adapters.take(),
         };
-        let core = self.core(&group, &cards, established)?;
+        let core = self.core(&group, &cards, established, Arc::clone(membership.board()))?;
         let shared = Shared {
             policy: policy(&group.hosts, &cards, &self.config),
             gpus: Gpus { rank: group.rank, driver },
@@ -178,7 +178,13 @@ impl Making {
     }
 
     /// Makes the core.
-    fn core(&self, group: &Group, cards: &[Card], established: Established) -> Result<Core> {
+    fn core(
+        &self,
+        group: &Group,
+        cards: &[Card],
+        established: Established,
+        board: Arc<StatusBoard>,
+    ) -> Result<Core> {
         let (config, hosts, rank) = (&self.config, &group.hosts, self.rank);
         // All ranks must number channels alike, whichever transports each of them uses in the end.
         let channels = cards.iter().map(|card| card.channels).min().unwrap_or(1);
@@ -230,6 +236,7 @@ impl Making {
             symmetric,
             gpu: GpuAccess::new(rank, established.plan),
             calls: Calls::none(),
+            board,
             awaited: Awaited::default(),
             sleepers: Sleepers::default(),
             place,

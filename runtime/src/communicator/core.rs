@@ -1,11 +1,13 @@
 //! All state of a communicator that calls change.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::awaited::Awaited;
 use super::recorder::Recorder;
 use crate::affinity::Place;
 use crate::call::Call;
+use crate::control::StatusBoard;
 use crate::dispatch::{CarriedOut, Decision, Form, LastCall, Planner, Way, decide};
 use crate::engine::{Engine, Id};
 use crate::error::Result;
@@ -24,6 +26,7 @@ pub(crate) struct Core {
     pub(crate) symmetric: SymmetricBuffers,
     pub(crate) gpu: GpuAccess,
     pub(crate) calls: Calls,
+    pub(super) board: Arc<StatusBoard>,
     /// Started operations that tasks await.
     pub(crate) awaited: Awaited,
     pub(crate) sleepers: Sleepers,
@@ -130,6 +133,9 @@ impl Core {
     pub(crate) fn progress(&mut self) -> bool {
         let passed = self.exchange.as_mut().is_some_and(|exchange| exchange.progress(&mut self.engine));
         let moved = self.engine.progress() || passed;
+        while let Some(sequence) = self.engine.next_ended() {
+            self.end_call(sequence);
+        }
         self.awaited.look(&self.engine);
         self.rouse();
         moved
@@ -157,6 +163,13 @@ impl Core {
                 exchange.compiled.disarm();
             }
         }
+    }
+
+    /// Notes the end of a collective.
+    #[inline]
+    pub(crate) fn end_call(&mut self, sequence: u64) {
+        self.calls.recorder.end(sequence);
+        self.board.finish(sequence);
     }
 
     /// Returns the ranks that an outstanding operation waits for.

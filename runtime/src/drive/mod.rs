@@ -31,7 +31,7 @@ pub(crate) use helper::{call_helper, wake_tasks};
 pub(crate) use lent::injected;
 pub(crate) use lent::lend;
 pub(crate) use patience::Patience;
-pub(crate) use run::{Ticket, end, run, run_within, start, start_and_wait};
+pub(crate) use run::{Ticket, run, run_within, start, start_and_wait};
 pub(crate) use timed_out::time_out;
 
 use crate::wait::{Next, Pacer};
