@@ -97,22 +97,29 @@ impl<B: 'static> Work<B> {
         self
     }
 
-    /// Returns whether the operation is over. Makes a little progress; never blocks for long.
+    /// Returns whether the operation is over, successfully or not. Makes a little progress; never blocks for long.
+    ///
+    /// An operation that needs a rank which has left is over some 300 ms after the first poll. The communicator's
+    /// time-out does not apply to polls, between which a program may do other work.
     #[must_use]
     pub fn is_done(&self) -> bool {
         if !self.shared.is_ours() {
             return true;
         }
         let mut core = self.shared.core();
-        let is_done = |engine: &Engine| self.tickets().all(|ticket| engine.is_done(ticket.id));
-        let is_over = is_done(&core.engine) || {
+        let next = |engine: &Engine| self.tickets().find(|ticket| !engine.is_done(ticket.id));
+        let mut unfinished = next(&core.engine);
+        if unfinished.is_some() {
             core.progress();
-            is_done(&core.engine) || core.engine.failure().is_some()
-        };
+            unfinished = next(&core.engine).filter(|_| core.engine.failure().is_none());
+        }
+        if let Some(Ticket { id, waited }) = unfinished {
+            core.awaited.note_poll(id, waited);
+        }
         if core.awaited.has_to_wake() {
             drive::wake_tasks(core);
         }
-        is_over
+        unfinished.is_none()
     }
 
     /// Aborts this operation and everything else on the communicator, on all ranks, with `reason`. Returns at once;
@@ -251,7 +258,9 @@ impl<B> Drop for Work<B> {
         if !leak_in_child(&self.shared) && !self.finished {
             self.await_no_more();
             for ticket in std::iter::once(self.ticket).chain(self.more.drain(..)) {
-                self.shared.core().engine.forget(ticket.id);
+                let mut core = self.shared.core();
+                core.awaited.forget_poll(ticket.id);
+                core.engine.forget(ticket.id);
             }
         }
     }
