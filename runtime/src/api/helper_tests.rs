@@ -11,7 +11,7 @@ use super::work::Work;
 use crate::config::{Config, TransportKind, Transports};
 use crate::control::{AbortCause, AbortKind};
 use crate::drive;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::ReduceOp;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -86,6 +86,24 @@ fn a_panic_in_a_waker_leaves_no_other_task_asleep() {
         is_woken.recv_timeout(LONG).expect("the other task is woken");
         let error = never.wait().expect_err("the helper has panicked").to_string();
         assert!(error.contains("panicked"), "{error}");
+    })
+    .expect("the cluster");
+}
+
+/// A thread that waits longer drives, so the helper stands back.
+#[test]
+fn the_time_out_of_an_awaited_handle_holds_while_a_thread_drives() {
+    let timeout = Duration::from_millis(100);
+    Cluster::with_config(2, &Config { timeout, ..Config::default() }, |comm| {
+        let probe = || comm.probe_within(Some(1 - comm.rank()), 0..=0, 2 * LONG);
+        if comm.rank() == 1 {
+            probe().expect_err("rank 0 gives up");
+            return;
+        }
+        let mut never = comm.recv_tagged_start(vec![0_u8], 1, 7).expect("starts");
+        poll(&mut never, Arc::new(Tells(Mutex::new(mpsc::channel().0))));
+        let error = probe().expect_err("the awaited receive has timed out");
+        assert!(matches!(&error, Error::Timeout { after, .. } if *after == timeout), "{error}");
     })
     .expect("the cluster");
 }

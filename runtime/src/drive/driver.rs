@@ -213,7 +213,12 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         orphans::hear_last_words(self.shared, core, self.waited);
         let flag = self.shared.membership.abort_flag();
         if !flag.is_raised() {
-            return None;
+            // The helper thread stands back while this one drives.
+            let (id, waited, limit) = core.awaited.overdue()?;
+            let peers = core.waiting_for(id);
+            self.core = None;
+            drop(time_out(self.shared, waited, limit, &peers));
+            return Some(News::Aborted);
         }
         let Some(lost) = flag.cause().filter(|cause| is_loss(cause) && !flag.is_revoked()) else {
             return Some(News::Aborted);

@@ -12,7 +12,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::driver::{Fault, Goal, drive};
-use super::{Patience, Step, fail, lend, time_out};
+use super::{Patience, Step, fail, lend};
 use crate::call::Waited;
 use crate::communicator::{Core, CoreGuard, Shared};
 use crate::engine::Id;
@@ -100,12 +100,6 @@ fn drive_unattended(shared: &Shared) -> bool {
         drop(fail(shared, HELPING));
         return false;
     }
-    if let Some((id, waited, limit)) = core.awaited.overdue() {
-        let peers = core.waiting_for(id);
-        drop(core);
-        drop(time_out(shared, waited, limit, &peers));
-        return false;
-    }
     wake_tasks(core);
     true
 }
@@ -152,7 +146,7 @@ impl Goal for Help<'_> {
             attendance.nothing_left();
             return Ok(Step::Done);
         }
-        if core.awaited.has_to_wake() || (!moved && core.awaited.overdue().is_some()) {
+        if core.awaited.has_to_wake() {
             return Ok(Step::Done);
         }
         let is_first = core.awaited.first().map(|(id, _)| id) == self.first;
