@@ -91,6 +91,9 @@ impl Policy {
     }
 }
 
+/// Sleep of a thread that nothing wakes: short, since nobody knows when something comes.
+pub const BLIND_NAP: Duration = Duration::from_millis(1);
+
 /// Longest sleep where ranks are few for their processors. It lets a rank notice deadlines and aborts even if every
 /// wake-up is lost.
 pub const SLEEP_MAX: Duration = Duration::from_millis(5);
@@ -308,6 +311,13 @@ pub fn yield_now() {
 pub fn sleep_on_word(word: &AtomicU32, value: u32, bits: NonZeroU32, limit: Duration) {
     // Whether it was woken, the word changed, time ran out or a signal came: the caller polls again.
     let _ = kolo_transport::wait_word_for(word, value, bits, limit);
+}
+
+/// Sleeps while every one of `words` holds its value, until any of them is woken, at most `limit`.
+pub fn sleep_on_words(words: &[(&AtomicU32, u32)], limit: Duration) {
+    if kolo_transport::wait_words(words, limit).is_err() {
+        sleep(BLIND_NAP);
+    }
 }
 
 /// Sleeps until one of the descriptors is readable, at most `limit`.

@@ -584,6 +584,10 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// readable descriptor, persists until then.
     fn disarm(&mut self);
 
+    /// Wakes threads of the owner that sleep on what [`Endpoint::arm`] has returned. For owners whose threads share the
+    /// endpoint. Where it does nothing, such a thread sleeps until its next event or its limit.
+    fn rouse(&mut self) {}
+
     /// Gives up on a peer: every token that involves it fails with `cause`, and its connections are closed.
     fn abandon(&mut self, peer: u32, cause: &Error, events: &mut Vec<Event>);
 

@@ -32,6 +32,6 @@ pub use rdma::{RdmaEndpoint, RdmaOptions};
 pub use shm::{ShmEndpoint, ShmOptions};
 pub use stage::{Awaited, Needs, Stage, StageCaps, StageMismatch};
 pub use sys::credentials::{Peer, peer_of};
-pub use sys::futex::{wait_word, wait_word_for};
+pub use sys::futex::{wait_word, wait_word_for, wait_words};
 pub use sys::process::Process;
 pub use tcp::{TcpEndpoint, TcpOptions};

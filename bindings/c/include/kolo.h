@@ -703,7 +703,8 @@ koloResult_t koloAllToAllVStart(koloComm_t comm, const void *input, const size_t
 
 /**
  * Writes 1 into *done if the request is complete, successfully or not, else 0. Makes a little progress; does not block.
- * koloWait then returns the result and frees the request.
+ * koloWait then returns the result and frees the request. A request that needs a rank which has left is complete some
+ * 300 ms after the first koloTest. The communicator's time-out does not apply to programs that poll.
  */
 koloResult_t koloTest(koloRequest_t request, int *done);
 

@@ -2,11 +2,13 @@
 
 use std::cell::Cell;
 use std::os::unix::fs::PermissionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use super::Communicator;
 use super::cluster::Cluster;
 use super::elastic::REGROUP_ATTEMPTS;
+use super::survivors::Survivors;
 use crate::communicator::regroup;
 use crate::control::{ControlRuntime, Invitation, Purpose, Until};
 use crate::error::{Error, JoinFailure, Result};
@@ -154,4 +156,20 @@ fn every_rank_keeps_an_invitation_where_its_launcher_wants_it() -> Result<()> {
             JoinSpec::local(2).into_iter().map(|spec| scope.spawn(move || rank(spec))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
     })
+}
+
+#[test]
+fn a_step_that_panics_leaves_no_time_limit_and_lets_nobody_wait_for_it() -> Result<()> {
+    Cluster::local(2, |comm| {
+        let mut group = Survivors::new(comm);
+        let panics = |_: &Communicator| -> Result<()> { panic!("injected") };
+        let waits = |comm: &Communicator| comm.recv(&mut [0_u8], 0);
+        if group.comm().rank() == 1 {
+            let error = waits(group.comm()).expect_err("rank 0 has left its step");
+            return assert!(group.comm().is_revoked(), "{error}");
+        }
+        catch_unwind(AssertUnwindSafe(|| group.run_within(LONG, panics))).expect_err("injected");
+        assert_eq!(group.comm().shared.time_limit.left(), None);
+    })
+    .map(drop)
 }

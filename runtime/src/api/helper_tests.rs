@@ -1,13 +1,44 @@
-//! The helper thread and losses.
+//! The helper thread: losses, panics, and operations for which nobody waits.
 
-use std::sync::Arc;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use super::cluster::Cluster;
+use super::work::Work;
+use crate::config::{Config, TransportKind, Transports};
 use crate::control::{AbortCause, AbortKind};
 use crate::drive;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::ReduceOp;
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// A task that tells when it is woken.
+struct Tells(Mutex<mpsc::Sender<()>>);
+
+impl Wake for Tells {
+    fn wake(self: Arc<Self>) {
+        let _ = self.0.lock().map(|woken| woken.send(()));
+    }
+}
+
+/// A task whose executor panics.
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("injected");
+    }
+}
+
+/// Polls a handle of an operation that is not over.
+fn poll<B: 'static>(work: &mut Work<B>, task: Arc<impl Wake + Send + Sync + 'static>) {
+    let waker = Waker::from(task);
+    assert!(Pin::new(work).poll(&mut Context::from_waker(&waker)).is_pending());
+}
 
 /// All operations are over when a loss is heard of, so this rank needs nothing of the lost one, and the others must not
 /// hear that it has given up.
@@ -31,4 +62,66 @@ fn a_loss_after_the_last_operation_makes_nobody_give_up() -> Result<()> {
         Ok(())
     })?;
     ranks.into_iter().collect()
+}
+
+#[test]
+fn a_panic_in_a_waker_leaves_no_other_task_asleep() {
+    let (go, goes) = mpsc::channel();
+    let goes = Mutex::new(goes);
+    Cluster::local(2, |comm| {
+        comm.barrier().expect("all are there");
+        if comm.rank() == 1 {
+            goes.lock().expect("no panic").recv_timeout(LONG).expect("rank 0 has polled");
+            comm.send(&[1_u8], 0).expect("sent");
+            let error = comm.barrier().expect_err("rank 0 has panicked").to_string();
+            assert!(error.contains("panicked"), "{error}");
+            return;
+        }
+        let mut arrives = comm.recv_start(vec![0_u8], 1).expect("starts");
+        let mut never = comm.recv_tagged_start(vec![0_u8], 1, 7).expect("starts");
+        poll(&mut arrives, Arc::new(Panics));
+        let (woken, is_woken) = mpsc::channel();
+        poll(&mut never, Arc::new(Tells(Mutex::new(woken))));
+        go.send(()).expect("rank 1 listens");
+        is_woken.recv_timeout(LONG).expect("the other task is woken");
+        let error = never.wait().expect_err("the helper has panicked").to_string();
+        assert!(error.contains("panicked"), "{error}");
+    })
+    .expect("the cluster");
+}
+
+/// A thread that waits longer drives, so the helper stands back.
+#[test]
+fn the_time_out_of_an_awaited_handle_holds_while_a_thread_drives() {
+    let timeout = Duration::from_millis(100);
+    Cluster::with_config(2, &Config { timeout, ..Config::default() }, |comm| {
+        let probe = || comm.probe_within(Some(1 - comm.rank()), 0..=0, 2 * LONG);
+        if comm.rank() == 1 {
+            probe().expect_err("rank 0 gives up");
+            return;
+        }
+        let mut never = comm.recv_tagged_start(vec![0_u8], 1, 7).expect("starts");
+        poll(&mut never, Arc::new(Tells(Mutex::new(mpsc::channel().0))));
+        let error = probe().expect_err("the awaited receive has timed out");
+        assert!(matches!(&error, Error::Timeout { after, .. } if *after == timeout), "{error}");
+    })
+    .expect("the cluster");
+}
+
+#[test]
+fn a_started_collective_ends_though_nobody_waits_for_it() {
+    for transport in [TransportKind::Shm, TransportKind::Tcp] {
+        let config = Config { transports: Transports::Only(vec![transport]), ..Config::default() };
+        Cluster::with_config(2, &config, |comm| {
+            let work = comm.all_reduce_start(vec![1_u8; 100_000], ReduceOp::Sum).expect("starts");
+            let until = Instant::now() + LONG;
+            while comm.shared.membership.board().finished() == 0 {
+                assert!(Instant::now() < until, "{transport:?}: it seems to go on");
+                std::thread::yield_now();
+            }
+            assert!(comm.recent()[0].took.is_some(), "{transport:?}: {}", comm.recent()[0]);
+            drop(work);
+        })
+        .expect("the cluster");
+    }
 }

@@ -7,7 +7,7 @@ use super::Communicator;
 use super::cluster::Cluster;
 use crate::config::{Config, TransportKind, Transports};
 use crate::control::{Control, ControlRuntime, ExchangeKey};
-use crate::error::{AbortReason, Error, Result};
+use crate::error::{AbortReason, Error, LossCause, Result};
 use crate::join::JoinSpec;
 use crate::types::ReduceOp;
 
@@ -27,6 +27,26 @@ fn who_has_dropped_its_communicators_has_left_though_it_keeps_handles() -> Resul
     })?
     .into_iter()
     .collect()
+}
+
+#[test]
+fn who_polls_hears_that_a_rank_has_left() {
+    Cluster::local(2, |comm| {
+        comm.barrier().expect("both are there");
+        if comm.rank() == 1 {
+            return;
+        }
+        let work = comm.all_reduce_start(vec![1_i32; 8], ReduceOp::Sum).expect("starts");
+        let until = Instant::now() + Duration::from_secs(20);
+        while !work.is_done() {
+            assert!(Instant::now() < until, "it is polled for ever");
+            std::thread::yield_now();
+        }
+        let error = work.wait().expect_err("rank 1 has left");
+        let has_left = matches!(&error, Error::PeerLost { peer: 1, cause: LossCause::Left, .. });
+        assert!(has_left, "{error}");
+    })
+    .expect("the cluster");
 }
 
 /// Rank 2 stands for a stopped rank: it says no goodbye while the others leave.

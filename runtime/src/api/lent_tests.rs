@@ -154,3 +154,23 @@ fn a_panic_in_an_exchange() {
 fn a_panic_on_symmetric_buffers() {
     nobody_writes_after("symmetric", &config(TransportKind::Shm, None), Memory::Symmetric, all_reduce);
 }
+
+#[test]
+fn a_panic_in_a_wait_for_a_started_operation() {
+    let steps = Steps::default();
+    Cluster::with_config(2, &config(TransportKind::Tcp, None), |comm| {
+        let start = || comm.all_reduce_start(vec![1_u32; ELEMENTS], ReduceOp::Sum).expect("starts");
+        comm.barrier().expect("both are there");
+        if comm.rank() == 0 {
+            let work = start();
+            injected::at_next_pause();
+            catch_unwind(AssertUnwindSafe(|| work.wait())).expect_err("injected");
+            steps.done(1);
+        } else {
+            steps.wait(1);
+        }
+        let error = comm.barrier().expect_err("rank 0 has panicked").to_string();
+        assert!(error.contains("panicked"), "{error}");
+    })
+    .expect("the cluster");
+}

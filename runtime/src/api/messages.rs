@@ -216,8 +216,136 @@ impl Communicator {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Mutex, mpsc};
+    use std::time::{Duration, Instant};
+
+    use kolo_transport::Armed;
+
     use super::*;
     use crate::Cluster;
+    use crate::communicator::Core;
+    use crate::config::{Config, TransportKind, Transports};
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// Waits until rank 1 has left, and asks while a probe and a group wait for a message from any rank.
+    fn ask_though_one_has_left(comm: &Communicator) {
+        let shared = &comm.shared;
+        let until = Instant::now() + LONG;
+        while !shared.membership.departed(1) {
+            assert!(Instant::now() < until, "rank 1 does not leave");
+            std::thread::yield_now();
+        }
+        let (core, Ticket { id, waited }) = comm.post_probe(None, 0..=9).expect("posted");
+        drive::ask_for(shared, core, id, waited).expect("rank 2 may still send what is probed for");
+        shared.core().engine.withdraw_probe(id);
+        let mut data = [[0_u8; 4], [0; 4]];
+        let [a, b] = data.each_mut().map(|data| Transfer::recv_any(RawMessage::of_mut(data, 0)));
+        // SAFETY: `data` lives, and is not touched, until both receives are over or the engine was aborted, since the
+        // communicator is dropped before it if this panics.
+        let (core, tickets) = unsafe { comm.post(&[a, b], None) }.expect("posted");
+        let Ticket { id, waited } = tickets[0];
+        drive::ask_for(shared, core, id, waited).expect("rank 2 may still send what the group receives");
+        comm.send(&[1_u8], 2).expect("rank 2 is there");
+        for Ticket { id, waited } in tickets {
+            let wait = drive::wait_for(shared, shared.core(), id, waited, LONG);
+            wait.expect("rank 2 sends").engine.release(id);
+        }
+        assert_eq!(data, [[2; 4], [2; 4]]);
+    }
+
+    #[test]
+    fn a_wait_for_any_rank_goes_on_though_one_has_left() {
+        Cluster::local(3, |comm| {
+            comm.barrier().expect("all are there");
+            match comm.rank() {
+                0 => ask_though_one_has_left(&comm),
+                1 => {}
+                _ => {
+                    comm.recv(&mut [0_u8], 0).expect("rank 0 has asked");
+                    comm.send(&[2_u8; 4], 0).expect("sent");
+                    comm.send(&[2_u8; 4], 0).expect("sent");
+                }
+            }
+        })
+        .expect("the cluster");
+    }
+
+    /// Announces a sleep, and returns the word that a thread sleeps on, with the word's value.
+    fn arm(core: &mut Core) -> (*const AtomicU32, u32) {
+        let mut found = None;
+        core.engine.arm(|armed| {
+            if let Armed::Word(word, value) = armed {
+                found = Some((std::ptr::from_ref(word), value));
+            }
+        });
+        found.expect("a receive is outstanding over shared memory")
+    }
+
+    /// Two threads sleep, one of them for a message to this rank itself. The other one wakes first.
+    fn sleep_in_two_threads(comm: &Communicator) {
+        let (mut later, mut data) = ([0_u8], [0_u8]);
+        let post = |transfer| {
+            // SAFETY: the buffers live, and are not touched, until the transfers are over or the engine was aborted,
+            // since the communicator is dropped before them if this panics.
+            let posted = unsafe { comm.post(&[transfer], None) };
+            posted.map(|(core, tickets)| (core, tickets[0])).expect("posted")
+        };
+        let later = post(Transfer::recv(RawMessage::of_mut(&mut later, 0), 1)).1;
+        let (mut core, sent) = post(Transfer::send(RawMessage::of(&[7_u8], 0), 0));
+        core.sleepers.add(Some(sent.id));
+        core.sleepers.add(None);
+        let (word, asleep) = arm(&mut core);
+        core.sleepers.remove(None);
+        core.disarm();
+        // SAFETY: the links, which hold the word's mapping, live as long as the communicator.
+        let value = || unsafe { &*word }.load(Ordering::SeqCst);
+        assert_eq!(value(), asleep, "the other thread would not be woken any more");
+        drop(core);
+        let (mut core, received) = post(Transfer::recv(RawMessage::of_mut(&mut data, 0), 0));
+        core.progress();
+        assert_ne!(value(), asleep, "its operation is over");
+        core.sleepers.remove(Some(sent.id));
+        core.disarm();
+        core.engine.release(sent.id);
+        core.engine.release(received.id);
+        drop(core);
+        comm.send(&[1_u8], 1).expect("rank 1 is there");
+        let Ticket { id, waited } = later;
+        drive::wait_for(&comm.shared, comm.shared.core(), id, waited, LONG).expect("sent").engine.release(id);
+        assert_eq!(data, [7]);
+    }
+
+    #[test]
+    fn a_thread_that_wakes_leaves_others_asleep_until_their_operations_are_over() {
+        let transports = Transports::Only(vec![TransportKind::Shm]);
+        let config = Config { transports, ..Config::default() };
+        let (quiet, is_quiet) = mpsc::channel();
+        let is_quiet = Mutex::new(is_quiet);
+        Cluster::with_config(2, &config, |comm| {
+            // The first messages make the links. Afterwards, rank 1 has no reason to wake rank 0.
+            if comm.rank() == 0 {
+                comm.send(&[1_u8], 1).expect("sent");
+                comm.recv(&mut [0_u8], 1).expect("received");
+                is_quiet.lock().expect("no panic").recv_timeout(LONG).expect("rank 1 has sent");
+                sleep_in_two_threads(&comm);
+            } else {
+                comm.recv(&mut [0_u8], 0).expect("received");
+                comm.send(&[1_u8], 0).expect("sent");
+                let mut posted = [0_u8];
+                let transfer = Transfer::recv(RawMessage::of_mut(&mut posted, 0), 0);
+                // SAFETY: as in `sleep_in_two_threads`.
+                let (core, tickets) = unsafe { comm.post(&[transfer], None) }.expect("posted");
+                let Ticket { id, waited } = tickets[0];
+                quiet.send(()).expect("rank 0 listens");
+                let wait = drive::wait_for(&comm.shared, core, id, waited, LONG);
+                wait.expect("rank 0 has ended").engine.release(id);
+                comm.send(&[1_u8], 0).expect("sent");
+            }
+        })
+        .expect("the cluster");
+    }
 
     #[test]
     fn a_null_pointer_is_refused_unless_the_message_is_empty() {

@@ -94,7 +94,11 @@ impl Communicator {
         })
     }
 
-    fn post_probe(&self, source: Option<u32>, tags: RangeInclusive<u32>) -> Result<(CoreGuard<'_>, Ticket)> {
+    pub(super) fn post_probe(
+        &self,
+        source: Option<u32>,
+        tags: RangeInclusive<u32>,
+    ) -> Result<(CoreGuard<'_>, Ticket)> {
         const LABEL: &str = "probe";
         let shared = &self.shared;
         if let Some(peer) = source.filter(|peer| *peer >= shared.group.size) {

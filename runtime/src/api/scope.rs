@@ -144,7 +144,6 @@ impl<'buffers> Scope<'buffers, '_> {
                                 *source = from;
                             }
                             core.engine.release(id);
-                            drive::end(shared, &mut core, waited);
                         }
                         Err(error) => result = Err(error),
                     }

@@ -156,7 +156,8 @@ impl Survivors {
     /// started operations in it must be over when it returns.
     ///
     /// Blocks as the calls in `step` do, and then until all members have reached its end, at most
-    /// [`Config::join_timeout`](crate::Config::join_timeout).
+    /// [`Config::join_timeout`](crate::Config::join_timeout). If `step` panics, the communicator is
+    /// [revoked](Communicator::revoke), so that no member waits for this rank in the step.
     ///
     /// # Errors
     /// Either all ranks that live return an error, or none does. Two kinds of failure are not repeated: an error that
@@ -206,9 +207,7 @@ impl Survivors {
         }
         loop {
             self.tell();
-            self.comm.limit_calls(limit);
-            let done = step(&self.comm);
-            self.comm.limit_calls(None);
+            let done = within(&self.comm, limit, &mut step);
             let agreed = self.vote(&done, limit)?;
             if agreed.flags & DONE != 0 {
                 return done;
@@ -352,6 +351,31 @@ impl Survivors {
         let context = ErrorContext { rank: self.comm.rank(), operation: "run".to_owned(), sequence: 0 };
         Error::Aborted { context, by: self.comm.rank(), kind, reason: reason.to_owned() }
     }
+}
+
+/// Runs a step whose calls end at `limit`.
+fn within<R>(
+    comm: &Communicator,
+    limit: Option<Instant>,
+    step: &mut impl FnMut(&Communicator) -> Result<R>,
+) -> Result<R> {
+    /// Only unwinding drops it.
+    struct Stepping<'a>(&'a Communicator);
+
+    impl Drop for Stepping<'_> {
+        fn drop(&mut self) {
+            self.0.limit_calls(None);
+            // Others may be waiting for this rank in the step, and it does not come back to it.
+            self.0.revoke();
+        }
+    }
+
+    comm.limit_calls(limit);
+    let stepping = Stepping(comm);
+    let done = step(comm);
+    std::mem::forget(stepping);
+    comm.limit_calls(None);
+    done
 }
 
 /// Reason given on a rank whose step succeeded while it failed on another.

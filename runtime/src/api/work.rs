@@ -97,22 +97,31 @@ impl<B: 'static> Work<B> {
         self
     }
 
-    /// Returns whether the operation is over. Makes a little progress; never blocks for long.
+    /// Returns whether the operation is over, successfully or not. Makes a little progress; never blocks for long.
+    ///
+    /// An operation that needs a rank which has left is over some 300 ms after the first poll. The communicator's
+    /// time-out does not apply to polls, between which a program may do other work.
     #[must_use]
     pub fn is_done(&self) -> bool {
         if !self.shared.is_ours() {
             return true;
         }
-        let mut core = self.shared.core();
-        let is_done = |engine: &Engine| self.tickets().all(|ticket| engine.is_done(ticket.id));
-        let is_over = is_done(&core.engine) || {
-            core.progress();
-            is_done(&core.engine) || core.engine.failure().is_some()
-        };
-        if core.awaited.has_to_wake() {
-            drive::wake_tasks(core);
-        }
-        is_over
+        drive::lend(&self.shared, || {
+            let mut core = self.shared.core();
+            let next = |engine: &Engine| self.tickets().find(|ticket| !engine.is_done(ticket.id));
+            let mut unfinished = next(&core.engine);
+            if unfinished.is_some() {
+                core.progress();
+                unfinished = next(&core.engine).filter(|_| core.engine.failure().is_none());
+            }
+            if let Some(Ticket { id, waited }) = unfinished {
+                core.awaited.note_poll(id, waited);
+            }
+            if core.awaited.has_to_wake() {
+                drive::wake_tasks(core);
+            }
+            unfinished.is_none()
+        })
     }
 
     /// Aborts this operation and everything else on the communicator, on all ranks, with `reason`. Returns at once;
@@ -154,32 +163,9 @@ impl<B: 'static> Work<B> {
         self.shared.check_process(|| self.ticket.waited)?;
         self.await_no_more();
         self.finished = true;
-        let begin = (!self.more.is_empty()).then(Instant::now);
-        for Ticket { id, waited } in std::mem::take(&mut self.more) {
-            let left = limit.saturating_sub(begin.map_or(Duration::ZERO, |begin| begin.elapsed()));
-            match drive::wait_for(&self.shared, self.shared.core(), id, waited, left) {
-                Ok(mut core) => core.engine.release(id),
-                Err(error) => {
-                    // The engine has been aborted, so nothing touches any buffer any more.
-                    self.shared.core().engine.release(self.ticket.id);
-                    return Err(error);
-                }
-            }
-        }
-        let Ticket { id, waited } = self.ticket;
-        let left = limit.saturating_sub(begin.map_or(Duration::ZERO, |begin| begin.elapsed()));
-        let mut core = match drive::wait_for(&self.shared, self.shared.core(), id, waited, left) {
-            Ok(core) => core,
-            Err(error) => {
-                // As above.
-                self.shared.core().engine.release(id);
-                return Err(error);
-            }
-        };
-        let source = core.engine.other_end(id);
-        let keep = core.engine.finish(id);
-        drive::end(&self.shared, &mut core, waited);
-        drop(core);
+        let more = std::mem::take(&mut self.more);
+        let (keep, source) =
+            drive::lend(&self.shared, || wait_for_all(&self.shared, self.ticket, more, limit))?;
         // Each caller of a constructor gives the engine the memory that its `extract` expects.
         Ok(keep
             .and_then(|keep| (self.extract)(keep, source))
@@ -224,12 +210,37 @@ impl<B: 'static> Future for Work<B> {
             let context = self.shared.context(self.ticket.waited);
             return Poll::Ready(Err(Error::Usage { context, problem: problem.to_owned() }));
         }
-        if self.shared.is_ours() && !self.is_over_or_wakes(context.waker()) {
+        let shared = Arc::clone(&self.shared);
+        if shared.is_ours() && !drive::lend(&shared, || self.is_over_or_wakes(context.waker())) {
             return Poll::Pending;
         }
         let limit = self.shared.config.timeout;
         Poll::Ready(self.finish(limit))
     }
+}
+
+/// Waits for an operation and for further messages. Returns the memory that the operation kept, and the source of its
+/// message.
+fn wait_for_all(
+    shared: &Shared,
+    first: Ticket,
+    more: Vec<Ticket>,
+    limit: Duration,
+) -> Result<(Option<Kept>, Option<u32>)> {
+    let begin = (!more.is_empty()).then(Instant::now);
+    let wait = |Ticket { id, waited }: Ticket| {
+        let left = limit.saturating_sub(begin.map_or(Duration::ZERO, |begin| begin.elapsed()));
+        drive::wait_for(shared, shared.core(), id, waited, left).inspect_err(|_| {
+            // The engine has been aborted, so nothing touches any buffer any more.
+            shared.core().engine.release(first.id);
+        })
+    };
+    for ticket in more {
+        wait(ticket)?.engine.release(ticket.id);
+    }
+    let mut core = wait(first)?;
+    let source = core.engine.other_end(first.id);
+    Ok((core.engine.finish(first.id), source))
 }
 
 impl<B> Work<B> {
@@ -252,7 +263,9 @@ impl<B> Drop for Work<B> {
         if !leak_in_child(&self.shared) && !self.finished {
             self.await_no_more();
             for ticket in std::iter::once(self.ticket).chain(self.more.drain(..)) {
-                self.shared.core().engine.forget(ticket.id);
+                let mut core = self.shared.core();
+                core.awaited.forget_poll(ticket.id);
+                core.engine.forget(ticket.id);
             }
         }
     }

@@ -63,11 +63,6 @@ impl Waited {
     pub(crate) const fn is_message(&self) -> bool {
         matches!(self.what, What::Message(..))
     }
-
-    /// Returns whether the operation can finish with any one of several ranks.
-    pub(crate) const fn is_from_any(&self) -> bool {
-        matches!(self.what, What::Message(_, Message { single: Some(Single { peer: None, .. }), .. }))
-    }
 }
 
 impl fmt::Display for Waited {

@@ -17,6 +17,9 @@ pub(crate) struct Awaited {
     waiting: Vec<Awaiting>,
     /// Tasks whose operation is over, and that are not yet woken.
     to_wake: Vec<Waker>,
+    /// The operation that the program has polled for longest. It has no time limit, since a program may do other work
+    /// between polls.
+    polled: Option<(Id, Waited)>,
 }
 
 #[derive(Debug)]
@@ -72,9 +75,22 @@ impl Awaited {
         Some(self.waiting.remove(at).waker)
     }
 
+    /// Notes that the program polls an operation, and found that it is not over.
+    pub(crate) fn note_poll(&mut self, id: Id, waited: Waited) {
+        self.polled.get_or_insert((id, waited));
+    }
+
+    /// Notes that the program will not poll the operation any more.
+    pub(crate) fn forget_poll(&mut self, id: Id) {
+        self.polled.take_if(|(polled, _)| *polled == id);
+    }
+
     /// Finds out which operations are over.
     #[inline]
     pub(super) fn look(&mut self, engine: &Engine) {
+        if self.polled.is_some_and(|(id, _)| engine.is_done(id)) {
+            self.polled = None;
+        }
         if !self.waiting.is_empty() {
             let over = self.waiting.extract_if(.., |awaiting| engine.is_done(awaiting.id));
             self.to_wake.extend(over.map(|awaiting| awaiting.waker));
@@ -101,9 +117,9 @@ impl Awaited {
         all
     }
 
-    /// Returns the operation that a task has awaited for longest.
+    /// Returns the operation that a task has awaited for longest, or else the one that is polled.
     pub(crate) fn first(&self) -> Option<(Id, Waited)> {
-        self.waiting.first().map(|awaiting| (awaiting.id, awaiting.waited))
+        self.waiting.first().map(|awaiting| (awaiting.id, awaiting.waited)).or(self.polled)
     }
 
     /// Returns an operation that a task has awaited for longer than its limit, with that limit.

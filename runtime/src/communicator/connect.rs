@@ -11,7 +11,7 @@ use super::agreement::{self, Agreed};
 use super::attendance::Attendance;
 use super::awaited::Awaited;
 use super::card::{Card, assign_processor, facts, host_indices, policy, shares_processors};
-use super::core::{Calls, Core};
+use super::core::{Calls, Core, Sleepers};
 use super::endpoints::{self, Candidate, Established};
 use super::growth;
 use super::model::model_for;
@@ -21,7 +21,7 @@ use super::shared_memory;
 use super::time_limit::TimeLimit;
 use crate::affinity::{self, Place, SoftAffinity};
 use crate::config::{Config, Determinism};
-use crate::control::{ExchangeKey, PeerInfo};
+use crate::control::{ExchangeKey, PeerInfo, StatusBoard};
 use crate::dispatch::{Limits, Planner};
 use crate::engine::Engine;
 use crate::error::{Error, JoinFailure, Result};
@@ -99,7 +99,7 @@ impl Making {
             routes,
             adapters: established.adapters.take(),
         };
-        let core = self.core(&group, &cards, established)?;
+        let core = self.core(&group, &cards, established, Arc::clone(membership.board()))?;
         let shared = Shared {
             policy: policy(&group.hosts, &cards, &self.config),
             gpus: Gpus { rank: group.rank, driver },
@@ -179,7 +179,13 @@ impl Making {
     }
 
     /// Makes the core.
-    fn core(&self, group: &Group, cards: &[Card], established: Established) -> Result<Core> {
+    fn core(
+        &self,
+        group: &Group,
+        cards: &[Card],
+        established: Established,
+        board: Arc<StatusBoard>,
+    ) -> Result<Core> {
         // The selection depends on what is computed here, and must be the same on all ranks.
         let _floats = DefaultFloats::enter();
         let (config, hosts, rank) = (&self.config, &group.hosts, self.rank);
@@ -233,7 +239,9 @@ impl Making {
             symmetric,
             gpu: GpuAccess::new(rank, established.plan),
             calls: Calls::none(),
+            board,
             awaited: Awaited::default(),
+            sleepers: Sleepers::default(),
             place,
             closed: false,
         })

@@ -1,11 +1,13 @@
 //! All state of a communicator that calls change.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::awaited::Awaited;
 use super::recorder::Recorder;
 use crate::affinity::Place;
 use crate::call::Call;
+use crate::control::StatusBoard;
 use crate::dispatch::{CarriedOut, Decision, Form, LastCall, Planner, Way, decide};
 use crate::engine::{Engine, Id};
 use crate::error::Result;
@@ -24,8 +26,10 @@ pub(crate) struct Core {
     pub(crate) symmetric: SymmetricBuffers,
     pub(crate) gpu: GpuAccess,
     pub(crate) calls: Calls,
+    pub(super) board: Arc<StatusBoard>,
     /// Started operations that tasks await.
     pub(crate) awaited: Awaited,
+    pub(crate) sleepers: Sleepers,
     pub(crate) place: Place,
     pub(crate) closed: bool,
 }
@@ -45,6 +49,43 @@ pub(crate) struct Calls {
     pub(crate) allocations: u64,
     /// Number of uses of each list of ranks given to `group`.
     pub(crate) groups: HashMap<u64, u64>,
+}
+
+/// The threads that sleep without the core until a link or the exchange has something.
+#[derive(Debug, Default)]
+pub(crate) struct Sleepers {
+    number: usize,
+    /// The operations for which they sleep.
+    awaited: Vec<Id>,
+}
+
+impl Sleepers {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.number == 0
+    }
+
+    /// Adds a thread that is about to sleep, for this operation if for one.
+    pub(crate) fn add(&mut self, awaited: Option<Id>) {
+        self.number += 1;
+        self.awaited.extend(awaited);
+    }
+
+    /// Removes a thread that is awake again.
+    pub(crate) fn remove(&mut self, awaited: Option<Id>) {
+        self.number -= 1;
+        self.awaited.retain(|id| Some(*id) != awaited);
+    }
+
+    /// Forgets the awaited operations that are over. Returns whether there were any.
+    #[inline]
+    fn forget_those_done(&mut self, engine: &Engine) -> bool {
+        let before = self.awaited.len();
+        if before > 0 {
+            self.awaited.retain(|id| !engine.is_done(*id));
+        }
+        self.awaited.len() < before
+    }
 }
 
 impl Calls {
@@ -92,7 +133,11 @@ impl Core {
     pub(crate) fn progress(&mut self) -> bool {
         let passed = self.exchange.as_mut().is_some_and(|exchange| exchange.progress(&mut self.engine));
         let moved = self.engine.progress() || passed;
+        while let Some(sequence) = self.engine.next_ended() {
+            self.end_call(sequence);
+        }
         self.awaited.look(&self.engine);
+        self.rouse();
         moved
     }
 
@@ -100,6 +145,31 @@ impl Core {
     #[inline]
     pub(crate) fn progress_others(&mut self) -> bool {
         self.engine.outstanding() > 0 && self.progress()
+    }
+
+    /// Wakes threads that sleep although another thread has ended the operation for which they sleep.
+    #[inline]
+    pub(crate) fn rouse(&mut self) {
+        if self.sleepers.forget_those_done(&self.engine) {
+            self.engine.rouse();
+        }
+    }
+
+    /// Tells the links and the exchange that the owner is awake, unless threads of it still sleep.
+    pub(crate) fn disarm(&mut self) {
+        if self.sleepers.is_empty() {
+            self.engine.disarm();
+            if let Some(exchange) = &mut self.exchange {
+                exchange.compiled.disarm();
+            }
+        }
+    }
+
+    /// Notes the end of a collective.
+    #[inline]
+    pub(crate) fn end_call(&mut self, sequence: u64) {
+        self.calls.recorder.end(sequence);
+        self.board.finish(sequence);
     }
 
     /// Returns the ranks that an outstanding operation waits for.

@@ -17,6 +17,14 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_millis(200);
 /// Peers asked per question: enough to find a culprit, few enough to be answered at once.
 const PEERS_ASKED: usize = 4;
 
+/// The awaited peers that a wait needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Needs {
+    All,
+    /// Any one of them is enough, as for a receive from any source.
+    Any,
+}
+
 /// Asks some peers what they are doing.
 fn ask(shared: &Shared, peers: &[u32], patience: Duration) -> Vec<(u32, Option<Status>)> {
     let peers = &peers[..peers.len().min(PEERS_ASKED)];
@@ -45,12 +53,19 @@ pub(super) fn ask_through(
 }
 
 /// Asks the peers after a time without progress. Fails if one of them is elsewhere for good.
-pub(super) fn examine(shared: &Shared, waited: Waited, peers: &[u32], suspected: bool) -> Result<Suspicion> {
+pub(super) fn examine(
+    shared: &Shared,
+    waited: Waited,
+    (needs, peers): (Needs, &[u32]),
+    suspected: bool,
+) -> Result<Suspicion> {
     let answers = ask(shared, peers, ANSWER_MAX);
     let has_left = |peer: u32| shared.membership.departed(peer);
-    // A receive from any source needs any one of the peers, so it is over only if all have left.
-    let departed =
-        |peer| if waited.is_from_any() { peers.iter().all(|peer| has_left(*peer)) } else { has_left(peer) };
+    let departed = |peer| match needs {
+        Needs::All => has_left(peer),
+        // Such a wait is over only if all have left.
+        Needs::Any => peers.iter().all(|peer| has_left(*peer)),
+    };
     let own = |sequence| shared.core().calls.recorder.find(sequence);
     match judge(&answers, own, departed, suspected) {
         Judgement::Nothing => Ok(Suspicion::None),

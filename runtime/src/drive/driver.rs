@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::{Armed, ParkBy};
 
+use super::asking::{self, Needs};
 use super::{
-    End, News, Patience, Step, Suspicion, Waiter, asking, fail, orphans, time_out, timed_out, until,
-    wake_tasks,
+    End, News, Patience, Step, Suspicion, Waiter, fail, orphans, time_out, timed_out, until, wake_tasks,
 };
 use crate::affinity::{GAP_MAX, SoftAffinity};
 use crate::call::Waited;
@@ -36,6 +36,16 @@ pub(super) trait Goal {
 
     /// Returns the ranks that the goal waits for.
     fn waiting_for(&self, core: &Core) -> Vec<u32>;
+
+    /// Returns whether any one of these ranks is enough.
+    fn is_from_any(&self, _core: &Core) -> bool {
+        false
+    }
+
+    /// Returns the operation that is awaited, if it is one.
+    fn operation(&self) -> Option<Id> {
+        None
+    }
 
     /// Returns the goal's turn at the exchange, if it has one.
     fn turn(&self) -> Option<u64> {
@@ -67,12 +77,14 @@ impl Fault {
 /// Drives until operation `id` is done. When this returns, the engine no longer touches the caller's memory.
 pub(crate) fn wait_for<'a>(
     shared: &'a Shared,
-    core: CoreGuard<'a>,
+    mut core: CoreGuard<'a>,
     id: Id,
     waited: Waited,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
     if core.engine.is_done(id) {
+        // Perhaps it was a message to oneself, for whose other end another thread sleeps.
+        core.rouse();
         return Ok(core);
     }
     let _attended = Attended::new(&shared.attendance);
@@ -86,6 +98,16 @@ pub(super) fn patience(shared: &Shared, limit: Duration) -> Patience {
         patience.end_within(left, shared.time_limit.whole());
     }
     patience
+}
+
+/// Asks the peers for which operation `id` waits, as a wait does that has suspected one of them for long enough.
+#[cfg(test)]
+pub(crate) fn ask_for<'a>(shared: &'a Shared, core: CoreGuard<'a>, id: Id, waited: Waited) -> Result<()> {
+    let goal = Operation(id);
+    let core = Some(core);
+    let mut driver =
+        Driver { shared, core, goal, waited, has_returned: false, is_short: false, has_asked: false };
+    driver.ask(true).map(|_| ())
 }
 
 /// An operation that the engine knows.
@@ -109,6 +131,14 @@ impl Goal for Operation {
 
     fn waiting_for(&self, core: &Core) -> Vec<u32> {
         core.waiting_for(self.0)
+    }
+
+    fn is_from_any(&self, core: &Core) -> bool {
+        core.engine.is_from_any(self.0)
+    }
+
+    fn operation(&self) -> Option<Id> {
+        Some(self.0)
     }
 }
 
@@ -183,7 +213,12 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         orphans::hear_last_words(self.shared, core, self.waited);
         let flag = self.shared.membership.abort_flag();
         if !flag.is_raised() {
-            return None;
+            // The helper thread stands back while this one drives.
+            let (id, waited, limit) = core.awaited.overdue()?;
+            let peers = core.waiting_for(id);
+            self.core = None;
+            drop(time_out(self.shared, waited, limit, &peers));
+            return Some(News::Aborted);
         }
         let Some(lost) = flag.cause().filter(|cause| is_loss(cause) && !flag.is_revoked()) else {
             return Some(News::Aborted);
@@ -231,7 +266,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
             Next::Poll | Next::Check | Next::Sleep | Next::Queue => {}
         }
         self.core = Some(match next {
-            Next::Sleep => sleep(self.shared, core, self.goal.turn()),
+            Next::Sleep => sleep(self.shared, core, self.goal.operation(), self.goal.turn()),
             Next::Queue => sleep_until_turn(self.shared, core),
             _ if self.shared.is_wanted() => self.shared.give_way(core),
             _ => core,
@@ -265,8 +300,9 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         let core = self.core();
         timed_out::note_unheard(self.shared, &core);
         let peers = self.goal.waiting_for(&core);
+        let needs = if self.goal.is_from_any(&core) { Needs::Any } else { Needs::All };
         drop(core);
-        asking::examine(self.shared, self.waited, &peers, suspected)
+        asking::examine(self.shared, self.waited, (needs, &peers), suspected)
     }
 
     /// The peer's goodbye over the control plane overtakes bytes that are sent again after a packet loss. The end of
@@ -305,13 +341,27 @@ fn keep_affinity(affinity: &mut SoftAffinity, has_returned: &mut bool, next: Nex
     }
 }
 
-/// Sleeps until an endpoint has something, until the exchange has something for the call with this turn, or briefly.
-fn sleep<'a>(shared: &'a Shared, mut core: CoreGuard<'a>, turn: Option<u64>) -> CoreGuard<'a> {
+/// Sleeps until an endpoint has something, until the exchange has something for the call with this turn, until another
+/// thread has ended the operation, or briefly.
+///
+/// Several threads may sleep at once. The first to wake leaves the others' announcement to the peers in place. An event
+/// ends that announcement and wakes all threads, so each announces its own sleep anew.
+fn sleep<'a>(
+    shared: &'a Shared,
+    mut core: CoreGuard<'a>,
+    operation: Option<Id>,
+    turn: Option<u64>,
+) -> CoreGuard<'a> {
     if core.engine.is_copying() || core.exchange.as_ref().is_some_and(|exchange| exchange.is_copying()) {
         // Copies send no notification of their end.
         drop(core);
         wait::sleep(COPY_NAP);
         return shared.core();
+    }
+    let mut moved = false;
+    if !core.sleepers.is_empty() {
+        core.engine.disarm();
+        moved = core.progress();
     }
     let mut words: Vec<(*const AtomicU32, u32)> = Vec::new();
     let mut fds: Vec<RawFd> = Vec::new();
@@ -324,8 +374,9 @@ fn sleep<'a>(shared: &'a Shared, mut core: CoreGuard<'a>, turn: Option<u64>) -> 
     words.extend(at_exchange);
     let has_arrived =
         |core: &mut Core| core.exchange.as_mut().is_some_and(|exchange| exchange.has_arrived(turn));
-    if core.progress() || has_arrived(&mut core) {
-        disarm(&mut core);
+    let is_over = |core: &Core| operation.is_some_and(|id| core.engine.is_done(id));
+    if core.progress() || moved || is_over(&core) || has_arrived(&mut core) {
+        core.disarm();
         return if shared.is_wanted() { shared.give_way(core) } else { core };
     }
     let bits = match (&core.exchange, at_exchange) {
@@ -333,31 +384,28 @@ fn sleep<'a>(shared: &'a Shared, mut core: CoreGuard<'a>, turn: Option<u64>) -> 
         _ => NonZeroU32::MAX,
     };
     let limit = shared.policy.sleep_max;
+    core.sleepers.add(operation);
     drop(core);
     shared.policy.before_sleep();
+    // SAFETY: the words lie in mappings that the endpoints hold. The endpoints live in the core of `shared` until
+    // `close::release_links`, which waits until no thread drives; the helper has ended before it.
+    let words: Vec<_> = words.iter().map(|(word, value)| (unsafe { &**word }, *value)).collect();
     match by {
-        ParkBy::Word if words.len() == 1 => {
-            // SAFETY: the word lies in a mapping that the endpoint holds. The endpoint lives in the core of `shared`
-            // until `close::release_links`, which waits until no thread drives; the helper has ended before it.
-            wait::sleep_on_word(unsafe { &*words[0].0 }, words[0].1, bits, limit);
-        }
+        ParkBy::Word if !words.is_empty() => match words[..] {
+            [(word, value)] => wait::sleep_on_word(word, value, bits, limit),
+            _ => wait::sleep_on_words(&words, limit),
+        },
         ParkBy::Fd if !fds.is_empty() => {
             // SAFETY: as above: the endpoints own the descriptors.
             let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
             wait::sleep_on_fds(&fds, limit);
         }
-        _ => wait::sleep(Duration::from_millis(1)),
+        _ => wait::sleep(wait::BLIND_NAP),
     }
     let mut core = shared.core();
-    disarm(&mut core);
+    core.sleepers.remove(operation);
+    core.disarm();
     core
-}
-
-fn disarm(core: &mut Core) {
-    core.engine.disarm();
-    if let Some(exchange) = &mut core.exchange {
-        exchange.compiled.disarm();
-    }
 }
 
 /// Sleeps without the core until the current turn at the exchange is over, or briefly. Another thread drives meanwhile,

@@ -6,12 +6,13 @@
 //! more than most short operations. After some work the helper therefore naps for a while and looks for more by itself.
 //! Only then does it sleep until it is called.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::driver::{Fault, Goal, drive};
-use super::{Patience, Step, fail, lend, time_out};
+use super::{Patience, Step, fail, lend};
 use crate::call::Waited;
 use crate::communicator::{Core, CoreGuard, Shared};
 use crate::engine::Id;
@@ -33,7 +34,7 @@ pub(crate) fn call_helper(shared: &Arc<Shared>) -> bool {
             let own = Arc::clone(shared);
             helper.thread = std::thread::Builder::new()
                 .name(format!("kolo-helper-{}", shared.group.rank))
-                .spawn(move || lend(&own, || help(&own)))
+                .spawn(move || help_to_the_end(&own))
                 .map_err(
                     |error| tracing::warn!(%error, "no helper thread: asynchronous operations progress in wait"),
                 )
@@ -50,6 +51,16 @@ pub(super) fn stop(shared: &Shared) {
     // The last handle may be dropped on the helper thread itself, which must not wait for its own end.
     if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
         let _ = thread.join();
+    }
+}
+
+/// Helps until nothing is left to help with, and then lets the tasks find out why.
+fn help_to_the_end(shared: &Shared) {
+    let helped = catch_unwind(AssertUnwindSafe(|| lend(shared, || help(shared))));
+    // After a failure or a panic, no operation will finish any more, and the tasks get the error.
+    wake_all_tasks(shared);
+    if let Err(panic) = helped {
+        resume_unwind(panic);
     }
 }
 
@@ -82,50 +93,48 @@ fn drive_unattended(shared: &Shared) -> bool {
     let core = shared.core();
     let (first, waited) = core.awaited.first().unzip();
     let driven = drive(shared, core, Help { shared, first }, waited.unwrap_or(HELPING), patience);
-    let goes_on = match driven {
-        Err(_) => false,
-        Ok(core) if core.engine.failure().is_some() => {
-            drop(core);
-            // Perhaps no thread here waits for a long time, but the other ranks must know.
-            drop(fail(shared, HELPING));
-            false
-        }
-        Ok(core) => match core.awaited.overdue() {
-            Some((id, waited, limit)) => {
-                let peers = core.waiting_for(id);
-                drop(core);
-                drop(time_out(shared, waited, limit, &peers));
-                false
-            }
-            None => {
-                wake_tasks(core);
-                true
-            }
-        },
-    };
-    if !goes_on {
-        wake_all_tasks(shared);
+    let Ok(core) = driven else { return false };
+    if core.engine.failure().is_some() {
+        drop(core);
+        // Perhaps no thread here waits for a long time, but the other ranks must know.
+        drop(fail(shared, HELPING));
+        return false;
     }
-    goes_on
+    wake_tasks(core);
+    true
 }
 
 /// Releases the core and wakes the tasks whose operations are over.
 pub(crate) fn wake_tasks(mut core: CoreGuard<'_>) {
     let tasks = core.awaited.take_to_wake();
     drop(core);
-    tasks.into_iter().for_each(Waker::wake);
+    wake_each(tasks);
 }
 
 /// Wakes all tasks, since no operation will finish any more.
 pub(super) fn wake_all_tasks(shared: &Shared) {
     let tasks = shared.core().awaited.take_all();
-    tasks.into_iter().for_each(Waker::wake);
+    wake_each(tasks);
+}
+
+/// Wakes all of these tasks, even if an executor's waker panics. The first panic then goes on.
+fn wake_each(tasks: Vec<Waker>) {
+    let mut panicked = None;
+    for task in tasks {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task.wake())) {
+            panicked.get_or_insert(panic);
+        }
+    }
+    if let Some(panic) = panicked {
+        resume_unwind(panic);
+    }
 }
 
 /// The goal of the helper thread: nothing is left, another thread drives, or tasks await something else.
 struct Help<'a> {
     shared: &'a Shared,
-    /// The first operation that a task awaits. The helper looks for its peers as a waiting thread would.
+    /// The first operation that a task awaits, or that the program polls. The helper looks for its peers as a waiting
+    /// thread would.
     first: Option<Id>,
 }
 
@@ -137,7 +146,7 @@ impl Goal for Help<'_> {
             attendance.nothing_left();
             return Ok(Step::Done);
         }
-        if core.awaited.has_to_wake() || (!moved && core.awaited.overdue().is_some()) {
+        if core.awaited.has_to_wake() {
             return Ok(Step::Done);
         }
         let is_first = core.awaited.first().map(|(id, _)| id) == self.first;
@@ -150,5 +159,9 @@ impl Goal for Help<'_> {
     fn waiting_for(&self, core: &Core) -> Vec<u32> {
         // Before its task is woken, the operation may already be over.
         self.first.filter(|id| !core.engine.is_done(*id)).map_or_else(Vec::new, |id| core.waiting_for(id))
+    }
+
+    fn is_from_any(&self, core: &Core) -> bool {
+        self.first.is_some_and(|id| core.engine.is_from_any(id))
     }
 }

@@ -22,6 +22,8 @@ mod timed_out;
 use std::time::{Duration, Instant};
 
 pub(crate) use close::close;
+#[cfg(test)]
+pub(crate) use driver::ask_for;
 pub(crate) use driver::wait_for;
 pub(crate) use fail::{abort, check_usable, fail, revoke, standing_error};
 pub(crate) use helper::{call_helper, wake_tasks};
@@ -29,7 +31,7 @@ pub(crate) use helper::{call_helper, wake_tasks};
 pub(crate) use lent::injected;
 pub(crate) use lent::lend;
 pub(crate) use patience::Patience;
-pub(crate) use run::{Ticket, end, run, run_within, start, start_and_wait};
+pub(crate) use run::{Ticket, run, run_within, start, start_and_wait};
 pub(crate) use timed_out::time_out;
 
 use crate::wait::{Next, Pacer};

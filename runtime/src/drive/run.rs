@@ -94,7 +94,7 @@ unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> R
             .inspect_err(|error| refused(shared, error, begun.sequence))?;
         core = returned;
         if done {
-            end_call(shared, &mut core, begun.sequence);
+            core.end_call(begun.sequence);
             return Ok(());
         }
     }
@@ -106,7 +106,7 @@ unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> R
         }
     }
     .inspect_err(|error| refused(shared, error, begun.sequence))?;
-    end_call(shared, &mut core, begun.sequence);
+    core.end_call(begun.sequence);
     Ok(())
 }
 
@@ -144,8 +144,14 @@ pub(crate) unsafe fn start(shared: &Arc<Shared>, call: &Call, mut keep: Option<O
     let Decision { way, .. } = core.decide(call, Form::Started);
     let (id, pending) = lend(shared, move || {
         // SAFETY: the caller's promise, passed on.
-        let (core, id) = unsafe { launch(shared, core, call, way, &begun, &mut keep) }?;
-        Ok((id, !core.engine.is_done(id)))
+        let (mut core, id) = unsafe { launch(shared, core, call, way, &begun, &mut keep) }?;
+        let pending = !core.engine.is_done(id);
+        if pending {
+            core.engine.number(id, begun.sequence);
+        } else {
+            core.end_call(begun.sequence);
+        }
+        Ok((id, pending))
     })
     .inspect_err(|error| refused(shared, error, begun.sequence))?;
     if pending {
@@ -182,25 +188,11 @@ fn too_many(shared: &Shared, waited: Waited) -> Error {
     Error::Usage { context: shared.context(waited), problem: problem.to_owned() }
 }
 
-/// Notes the end of a started operation.
-pub(crate) fn end(shared: &Shared, core: &mut Core, waited: Waited) {
-    // Messages are not numbered among the collectives.
-    if waited.summary().is_some() {
-        end_call(shared, core, waited.sequence);
-    }
-}
-
-#[inline]
-fn end_call(shared: &Shared, core: &mut Core, sequence: u64) {
-    core.calls.recorder.end(sequence);
-    shared.membership.board().finish(sequence);
-}
-
 /// Ends a call that was numbered and then refused. Otherwise this rank would tell others that it is inside the call.
 #[cold]
 fn refused(shared: &Shared, error: &Error, sequence: u64) {
     if !error.is_fatal() {
-        end_call(shared, &mut shared.core(), sequence);
+        shared.core().end_call(sequence);
     }
 }
 

@@ -273,6 +273,13 @@ impl Links {
         }
     }
 
+    /// See [`kolo_transport::Endpoint::rouse`].
+    pub(crate) fn rouse(&mut self) {
+        for endpoint in &mut self.endpoints {
+            endpoint.rouse();
+        }
+    }
+
     fn endpoint(&mut self, peer: u32) -> Result<&mut Box<dyn Endpoint>, Error> {
         let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
         self.endpoints.get_mut(via as usize).ok_or_else(|| {

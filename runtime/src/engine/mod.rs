@@ -88,6 +88,8 @@ struct Slot {
     group: u16,
     /// Whether nobody needs the result, so that the slot is freed when the operation is done.
     forgotten: bool,
+    /// Number of the started collective whose end is to be noted; 0 if there is none.
+    number: u64,
     /// Memory that the operation works on, as the links have been told.
     lent: Lent,
     operation: Box<Operation>,
@@ -113,6 +115,8 @@ pub(crate) struct Engine {
     /// Number of looks at the stage before the next one at the links, if nothing outstanding has messages.
     looks_left: u32,
     failure: Option<Error>,
+    /// Numbers of started collectives that have ended.
+    ended: Vec<u64>,
     /// Owners that nobody needs any more. The holder of the communicator drops them once it has unlocked it.
     released: Vec<Owner>,
 }
@@ -136,6 +140,7 @@ impl Engine {
             staged: Vec::new(),
             looks_left: 0,
             failure: None,
+            ended: Vec::new(),
             released: Vec::new(),
         }
     }
@@ -218,6 +223,7 @@ impl Engine {
                 phase: Phase::Free,
                 group: 0,
                 forgotten: false,
+                number: 0,
                 lent: Lent::default(),
                 operation,
             });
@@ -420,6 +426,12 @@ impl Engine {
         }
     }
 
+    /// Returns whether any one of the ranks for which `id` waits is enough to end it.
+    pub(crate) fn is_from_any(&self, id: Id) -> bool {
+        matches!(id, Id::Transfer { slot, .. } if self.transfers.peer(slot) == ANY_SOURCE)
+            && !self.is_done(id)
+    }
+
     /// Returns the source or destination of a completed transfer.
     pub(crate) fn other_end(&self, id: Id) -> Option<u32> {
         match id {
@@ -476,6 +488,11 @@ impl Engine {
         // A descriptor stays readable until its endpoint is polled, and ends every further sleep at once.
         self.look_at_links();
         self.links.disarm();
+    }
+
+    /// Wakes threads that sleep on what [`Engine::arm`] has returned.
+    pub(crate) fn rouse(&mut self) {
+        self.links.rouse();
     }
 
     /// Starts an operation whose group is free. Returns whether it is over at once.
@@ -554,6 +571,9 @@ impl Engine {
         }
         self.links.reclaim(std::mem::take(&mut entry.lent));
         self.running -= 1;
+        if entry.number > 0 {
+            self.ended.push(std::mem::take(&mut entry.number));
+        }
         if std::mem::take(&mut entry.forgotten) {
             self.release(Id::Operation { slot, generation: 0 });
         }

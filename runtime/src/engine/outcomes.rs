@@ -20,11 +20,26 @@ impl Engine {
         }
     }
 
+    /// Gives an operation that is not done the number by which [`next_ended`](Self::next_ended) reports its end,
+    /// whether or not anybody waits for it.
+    pub(crate) fn number(&mut self, id: Id, number: u64) {
+        if let Id::Operation { slot, .. } = id {
+            self.slots[slot as usize].number = number;
+        }
+    }
+
+    /// Returns the number of an operation that has ended and was not yet reported.
+    #[inline]
+    pub(crate) fn next_ended(&mut self) -> Option<u64> {
+        self.ended.pop()
+    }
+
     /// Frees the slot of an operation that is done, and returns the buffers that it kept.
     pub(crate) fn finish(&mut self, id: Id) -> Option<Owner> {
         match id {
             Id::Operation { slot, .. } => {
                 let entry = &mut self.slots[slot as usize];
+                entry.number = 0;
                 let keep = match std::mem::replace(&mut entry.phase, Phase::Free) {
                     Phase::Queued(job) => job.keep,
                     _ => entry.operation.take_keep(),

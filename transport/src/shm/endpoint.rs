@@ -44,6 +44,7 @@ use crate::endpoint::{
 };
 use crate::error::{Error, ErrorKind};
 use crate::stage::Stage;
+use crate::sys::futex;
 
 /// Number of polls between two looks at the sockets when there is no other reason to look. A look costs about 0.4 µs
 /// and a poll at least 10 ns, so this is 1 % of a spinning owner's time, and a peer's death is seen within about 50
@@ -502,6 +503,14 @@ impl Endpoint for ShmEndpoint {
         if let (Some(_), Some(arena)) = (self.armed.take(), &self.arena) {
             arena.rise(self.member);
             self.look_soon = true;
+        }
+    }
+
+    fn rouse(&mut self) {
+        self.wake_owner();
+        if let Some(arena) = &self.arena {
+            // Some threads may sleep on the word though the last one to arm did so by descriptor.
+            futex::wake_all(arena.doorbell(self.member));
         }
     }
 

@@ -334,6 +334,13 @@ impl Exchange {
         (bell, value)
     }
 
+    /// Does the same for one of several threads of the owner, of which another may sleep already: returns the present
+    /// value of the bell. The thread must poll between this call and its sleep. The owner disarms after the last thread.
+    pub fn arm_thread(&mut self) -> (&AtomicU32, u32) {
+        let (bell, _) = self.arm();
+        (bell, bell.load(Ordering::Acquire))
+    }
+
     /// Returns the bits for [`wait_word_for`](crate::wait_word_for), to be used in place of
     /// [`wait_word`](crate::wait_word). They name the first member that has not published what this one waits for, so
     /// that its publication wakes the owner. Call this after the last poll before the sleep. Without the bits, where

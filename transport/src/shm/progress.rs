@@ -74,12 +74,17 @@ impl ShmEndpoint {
             }
             any = true;
         }
+        self.wake_owner();
+        any
+    }
+
+    /// Ends the sleep of this end's own owner.
+    pub(super) fn wake_owner(&self) {
         if let Some(arena) = &self.arena
             && arena.wake(self.member) == Wake::Nudge
         {
             let _ = unix::nudge(&self.bell, &self.identity.bell_name());
         }
-        any
     }
 
     /// Moves pending pieces, up to a few per lane. If a peer causes an error, that peer is lost.

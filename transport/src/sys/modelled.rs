@@ -112,6 +112,14 @@ pub fn wait_word_for(word: &AtomicU32, value: u32, bits: NonZeroU32, _: Duration
     Ok(())
 }
 
+/// Does not sleep, as on a kernel without the call.
+///
+/// # Errors
+/// Always.
+pub fn wait_words(_: &[(&AtomicU32, u32)], _: Duration) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 /// Wakes as the futex version does.
 pub(crate) fn wake_all(word: &AtomicU32) {
     wake(word, NonZeroU32::MAX);

@@ -315,7 +315,7 @@ impl CompiledExchange {
         if matches!(self.step, Step::Idle) {
             return None;
         }
-        let (word, value) = self.area.arm();
+        let (word, value) = self.area.arm_thread();
         Some((std::ptr::from_ref(word), value))
     }
 
