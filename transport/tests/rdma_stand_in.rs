@@ -158,6 +158,24 @@ fn the_rest_of_a_buffer_of_which_a_part_is_registered_is_let_go_when_it_changes(
     ends[0].deregister(part);
 }
 
+/// The processor copies inline bytes, but may be unable to read the caller's memory, such as a GPU's. The last request
+/// of a message may be as short as its header.
+#[test]
+fn the_callers_memory_is_never_read_by_the_processor() {
+    const REQUEST: usize = 512 << 10;
+    let fake = Fake::new();
+    let keep = kolo_transport::rdma::Keep::Always;
+    let mut ends = ends(&RdmaOptions { keep, ..options(&fake) });
+    let (mut from, mut to) = (vec![1_u8; REQUEST + 64], vec![0_u8; REQUEST + 64]);
+    let mut inline = |len: usize| {
+        let before = fake.count(Count::Inline);
+        transfer(&mut ends, &mut from[..len], &mut to[..len]);
+        fake.count(Count::Inline) - before
+    };
+    assert_eq!([REQUEST, REQUEST + 64].map(&mut inline), [1; 2], "only the grant is inline");
+    assert_eq!(ends[0].counters().sent_in_place_bytes, 2 * REQUEST as u64 + 64);
+}
+
 /// As if a program sent from read-only memory, made it writable, and received there.
 #[test]
 fn memory_registered_for_sending_is_not_granted_for_receiving() {
