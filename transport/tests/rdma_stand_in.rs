@@ -204,6 +204,41 @@ fn a_queue_pair_that_dies_without_a_request_that_failed_is_a_loss() {
     }
 }
 
+/// The message lies behind the failure in the completion queue: the long message's queue pair fails, and then a short
+/// message comes over the other one.
+#[test]
+fn a_message_that_arrived_before_the_loss_was_noticed_is_delivered() {
+    const RETRIES_EXCEEDED: i64 = 12;
+    let fake = Fake::new();
+    let mut ends = ends(&options(&fake));
+    let (mut long, mut place) = (vec![5_u8; 100_000], vec![0_u8; 100_000]);
+    let (mut short, mut got) = ([7_u8; 8], [0_u8; 8]);
+    let piece = |bytes: &mut [u8]| [Piece { ptr: bytes.as_mut_ptr(), len: bytes.len() }];
+    let [long, place, short, target] =
+        [piece(&mut long), piece(&mut place), piece(&mut short), piece(&mut got)];
+    // SAFETY: the buffers outlive the endpoints.
+    let pending = unsafe {
+        [
+            ends[1].post_recv(ON[1], 7, Sink::Place(&place), Token(1)).expect("receive"),
+            ends[0].post_send(ON[0], 7, &long, Token(2)).expect("send"),
+            ends[0].post_recv(ON[0], 9, Sink::Place(&target), Token(3)).expect("receive"),
+        ]
+    };
+    assert_eq!(pending, [Posted::Pending; 3]);
+    fake.set(Knob::NextStatus, RETRIES_EXCEEDED);
+    let mut events = Vec::new();
+    // This poll hears of the grant and posts the request, which fails.
+    ends[0].poll(&mut events);
+    assert!(events.is_empty(), "{events:?}");
+    // SAFETY: as above.
+    let posted = unsafe { ends[1].post_send(ON[1], 9, &short, Token(4)).expect("send") };
+    assert_eq!(posted, Posted::Done);
+    ends[0].poll(&mut events);
+    assert!(events.iter().any(|event| matches!(event, Event::Done(Token(3)))), "{events:?}");
+    assert!(events.iter().any(|event| matches!(event, Event::Failed(Token(2), _))), "{events:?}");
+    assert_eq!(got, [7; 8]);
+}
+
 #[test]
 fn events_of_a_queue_pair_are_a_loss_that_names_the_adapter() {
     for (event, words) in [
