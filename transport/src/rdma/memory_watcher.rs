@@ -6,9 +6,13 @@
 //! 1. The kernel delays every thread that changes watched memory until the watcher's thread has *read* the event.
 //!    `busy` is set before reading and cleared when the change is in the log, so a thread that looks after the change
 //!    sees one or the other.
-//! 2. The watcher's thread neither allocates nor frees, and takes no lock that is held across anything but copying: a
+//! 2. Only the thread that unmaps is delayed, and only once the addresses are free: another thread may get the same
+//!    addresses before the event is read. The kernel counts a change as under way from before the addresses are free
+//!    until the delay ends, and fails `UFFDIO_COPY` meanwhile. A thread that looks therefore asks for that first. The
+//!    system call takes some 200 ns, once for each range of a long message.
+//! 3. The watcher's thread neither allocates nor frees, and takes no lock that is held across anything but copying: a
 //!    thread that is delayed may hold any other lock.
-//! 3. Where the kernel can watch only for missing pages (not for write protection), touching a page that was given
+//! 4. Where the kernel can watch only for missing pages (not for write protection), touching a page that was given
 //!    back would wait for the watcher's thread. That thread therefore ends the watch of every range that it hears
 //!    about, which lets all threads go on.
 //!
@@ -19,7 +23,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -33,6 +37,10 @@ const LOOKS: u32 = 10_000;
 
 /// Sleep between further looks.
 const NAP: Duration = Duration::from_micros(50);
+
+/// Time after which a change that is still under way will never end. Some kernels do not take back the count of an
+/// `mremap` that failed.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 // linux/userfaultfd.h
 const UFFD_API: u64 = 0xaa;
@@ -48,6 +56,7 @@ const EVENT_UNMAP: u8 = 0x16;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
+const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
 
 /// Watches memory. Its thread ends when it is dropped.
 #[derive(Debug)]
@@ -56,6 +65,8 @@ pub(super) struct MemoryWatcher {
     mode: u64,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+    /// Whether changes can no longer be followed.
+    lost: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -88,6 +99,16 @@ impl MemoryWatcher {
     }
 
     fn start() -> Result<Self, String> {
+        let mut watcher = Self::new()?;
+        let (theirs, end) = (Arc::clone(&watcher.shared), Arc::clone(&watcher.stop));
+        let run = move || theirs.listen(&end);
+        let thread = std::thread::Builder::new().name("kolo-memory".into()).spawn(run);
+        watcher.thread = Some(thread.map_err(|error| format!("starting its thread: {error}"))?);
+        Ok(watcher)
+    }
+
+    /// Makes a watcher without its thread.
+    fn new() -> Result<Self, String> {
         let (fd, mode) = open().map_err(|error| format!("userfaultfd: {error}"))?;
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
         let stop = Arc::new(stop.map_err(|error| format!("eventfd: {error}"))?);
@@ -98,11 +119,7 @@ impl MemoryWatcher {
             log: Mutex::new([(0, 0); LOG_LEN]),
             page: rustix::param::page_size(),
         });
-        let (theirs, end) = (Arc::clone(&shared), Arc::clone(&stop));
-        let run = move || theirs.listen(&end);
-        let thread = std::thread::Builder::new().name("kolo-memory".into()).spawn(run);
-        let thread = thread.map_err(|error| format!("starting its thread: {error}"))?;
-        Ok(Self { shared, mode, stop, thread: Some(thread) })
+        Ok(Self { shared, mode, stop, thread: None, lost: AtomicBool::new(false) })
     }
 
     /// Watches these pages from now on. Returns `false` for memory that cannot be watched.
@@ -114,24 +131,32 @@ impl MemoryWatcher {
         unsafe { libc::ioctl(self.shared.fd.as_raw_fd(), UFFDIO_REGISTER, argument.as_mut_ptr()) == 0 }
     }
 
-    /// Returns the number of changes so far.
-    pub(super) fn changes(&self) -> u64 {
-        // By rule 1; the thread does no more than write one entry meanwhile.
-        let mut looks = 0;
-        while self.shared.busy.load(Ordering::SeqCst) {
+    /// Returns the number of changes so far; `None` if changes can no longer be followed, from then on.
+    pub(super) fn changes(&self) -> Option<u64> {
+        // By rules 1 and 2, in this order: when the change has ended, the thread is busy or has counted it. The wait
+        // is short: the thread writes one entry meanwhile, and wakes the one that it delayed.
+        let (mut looks, mut began) = (0, None);
+        while !self.is_lost() && (self.shared.is_changing() || self.shared.busy.load(Ordering::SeqCst)) {
             if looks < LOOKS {
                 looks += 1;
                 std::hint::spin_loop();
             } else {
+                let began = *began.get_or_insert_with(Instant::now);
+                self.lost.fetch_or(began.elapsed() > PATIENCE, Ordering::Relaxed);
                 std::thread::sleep(NAP);
             }
         }
-        self.shared.count.load(Ordering::SeqCst)
+        (!self.is_lost()).then(|| self.shared.count.load(Ordering::SeqCst))
+    }
+
+    /// Returns whether changes can no longer be followed.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
     }
 
     /// Reports the changes from number `from` up to `to`, or that everything may have changed.
     pub(super) fn changed(&self, from: u64, to: u64, mut each: impl FnMut(usize, usize)) {
-        // This is a copy, since `each` may have to wait for the thread (rule 2).
+        // This is a copy, since `each` may have to wait for the thread (rule 3).
         let log = *self.shared.log();
         // Some entries may have been overwritten while they were copied.
         let now = self.shared.count.load(Ordering::SeqCst);
@@ -165,6 +190,17 @@ impl Drop for MemoryWatcher {
 impl Shared {
     fn log(&self) -> MutexGuard<'_, [(usize, usize); LOG_LEN]> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a change of watched memory is under way.
+    fn is_changing(&self) -> bool {
+        // struct uffdio_copy: target, source, length, mode, bytes copied. The kernel refuses this, and by that question
+        // first.
+        let mut nothing = [0u64; 5];
+        // SAFETY: the descriptor is a userfaultfd, and the argument has the form that the call requires. An empty range
+        // is never copied.
+        let code = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_COPY, nothing.as_mut_ptr()) };
+        code != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
     }
 
     fn listen(&self, stop: &OwnedFd) {
@@ -201,7 +237,7 @@ impl Shared {
             _ => return,
         };
         if event == EVENT_REMOVE || event == EVENT_PAGEFAULT {
-            // By rule 3: threads that wait for a page go on.
+            // By rule 4: threads that wait for a page go on.
             let mut range = [start as u64, (end - start) as u64];
             // SAFETY: the descriptor is a userfaultfd; the call only ends a watch.
             unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
@@ -250,6 +286,17 @@ mod tests {
     use super::*;
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+    /// Maps memory, and touches it.
+    fn map(at: *mut u8, len: usize, flags: MapFlags) -> Result<*mut u8, rustix::io::Errno> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the call maps new memory, and replaces none. These are `len` bytes that nobody else uses.
+        unsafe {
+            let memory = mmap_anonymous(at.cast(), len, access, MapFlags::PRIVATE | flags)?.cast::<u8>();
+            memory.write_bytes(1, len);
+            Ok(memory)
+        }
+    }
+
     #[test]
     fn unmapping_and_giving_back_are_told_and_other_memory_is_not() {
         let watcher = match MemoryWatcher::start() {
@@ -257,33 +304,19 @@ mod tests {
             Err(because) => return println!("skipped: {because}"),
         };
         let len = 64 * rustix::param::page_size();
-        let map = || {
-            // SAFETY: the call maps new memory.
-            let memory = unsafe {
-                mmap_anonymous(
-                    std::ptr::null_mut(),
-                    len,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::PRIVATE,
-                )
-            };
-            let memory = memory.expect("memory").cast::<u8>();
-            // SAFETY: these are `len` bytes that nobody else uses.
-            unsafe { memory.write_bytes(1, len) };
-            memory
-        };
+        let map = || map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory");
         let (one, two, other) = (map(), map(), map());
         for memory in [one, two] {
             assert!(watcher.add(memory.addr(), memory.addr() + len), "{}", std::io::Error::last_os_error());
         }
-        assert_eq!(watcher.changes(), 0);
+        assert_eq!(watcher.changes(), Some(0));
         // SAFETY: the memory was mapped above, and is no longer used.
         unsafe { munmap(other.cast(), len).expect("munmap") };
-        assert_eq!(watcher.changes(), 0, "memory that is not watched");
+        assert_eq!(watcher.changes(), Some(0), "memory that is not watched");
         // SAFETY: the memory was mapped above; nobody relies on its contents.
         unsafe { madvise(one.cast(), len, Advice::LinuxDontNeed).expect("madvise") };
         let mut told = Vec::new();
-        let changes = watcher.changes();
+        let changes = watcher.changes().expect("followed");
         watcher.changed(0, changes, |start, end| told.push((start, end)));
         assert!(told.iter().any(|&(start, end)| start < one.addr() + len && one.addr() < end), "{told:x?}");
         // No thread waits for a page for ever, in either mode of the kernel. SAFETY: the memory is still mapped.
@@ -291,12 +324,40 @@ mod tests {
         // SAFETY: the memory was mapped above, and is no longer used.
         unsafe { munmap(two.cast(), len).expect("munmap") };
         told.clear();
-        let now = watcher.changes();
+        let now = watcher.changes().expect("followed");
         assert!(now > changes);
         watcher.changed(changes, now, |start, end| told.push((start, end)));
         assert!(told.contains(&(two.addr(), two.addr() + len)), "{told:x?}");
         // SAFETY: the memory was mapped above, and is no longer used.
         unsafe { munmap(one.cast(), len).expect("munmap") };
+    }
+
+    /// The thread that unmaps the memory is delayed until its event is read; the thread that maps other memory there is
+    /// not. The watcher has no thread until the memory is mapped.
+    #[test]
+    fn a_change_counts_before_another_thread_can_have_the_addresses() {
+        let mut watcher = match MemoryWatcher::new() {
+            Ok(watcher) => watcher,
+            Err(because) => return println!("skipped: {because}"),
+        };
+        let len = 64 * rustix::param::page_size();
+        let at = map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory").expose_provenance();
+        assert!(watcher.add(at, at + len), "{}", std::io::Error::last_os_error());
+        assert!(!watcher.shared.is_changing());
+        let memory = move || std::ptr::with_exposed_provenance_mut::<u8>(at);
+        // SAFETY: the memory was mapped above, and is no longer used.
+        let other = std::thread::spawn(move || unsafe { munmap(memory().cast(), len).expect("munmap") });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while map(memory(), len, MapFlags::FIXED_NOREPLACE).is_err() {
+            assert!(Instant::now() < deadline, "the addresses are never free");
+        }
+        assert!(watcher.shared.is_changing());
+        let (theirs, end) = (Arc::clone(&watcher.shared), Arc::clone(&watcher.stop));
+        watcher.thread = Some(std::thread::spawn(move || theirs.listen(&end)));
+        assert_eq!(watcher.changes(), Some(1));
+        other.join().expect("it ends");
+        // SAFETY: the memory was mapped above, and is no longer used.
+        unsafe { munmap(memory().cast(), len).expect("munmap") };
     }
 
     /// The watcher's thread writes change 256 over change 0 before it counts it.

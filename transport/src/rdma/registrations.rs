@@ -183,6 +183,11 @@ impl Registrations {
         unsafe { self.register(start, end, needs) }.ok()
     }
 
+    /// Returns whether changes of memory are noticed.
+    pub(super) fn are_watched(&self) -> bool {
+        self.watcher.is_some()
+    }
+
     /// Limits the memory that is registered implicitly. Explicit registrations are the user's responsibility.
     pub(super) fn bound(&mut self, room: Option<u64>) {
         self.room = room;
@@ -396,25 +401,29 @@ impl Registrations {
 
     /// Handles the changes of memory that the kernel has reported.
     fn heed(&mut self) {
-        let Some(watcher) = &self.watcher else { return };
-        let now = watcher.changes();
-        if now == self.seen {
-            return;
-        }
-        let watcher = Arc::clone(watcher);
+        let Some(watcher) = self.watcher.clone() else { return };
+        let Some(now) = watcher.changes() else {
+            self.watcher = None;
+            return self.invalidate(0, usize::MAX);
+        };
         let seen = std::mem::replace(&mut self.seen, now);
-        watcher.changed(seen, now, |start, end| {
-            for at in 0..self.entries.len() {
-                let Some(entry) = self.entries[at].as_mut() else { continue };
-                if entry.start < end && start < entry.end && entry.pinned == 0 {
-                    self.counters.invalidated += 1;
-                    (entry.keep, entry.stale) = (false, true);
-                    if entry.users == 0 {
-                        self.kept_bytes = self.kept_bytes.saturating_sub(entry.end - entry.start);
-                        self.forget(at as u32);
-                    }
+        if now != seen {
+            watcher.changed(seen, now, |start, end| self.invalidate(start, end));
+        }
+    }
+
+    /// Drops the regions of memory that has changed; those in use, once they are no longer.
+    fn invalidate(&mut self, start: usize, end: usize) {
+        for at in 0..self.entries.len() {
+            let Some(entry) = self.entries[at].as_mut() else { continue };
+            if entry.start < end && start < entry.end && entry.pinned == 0 {
+                self.counters.invalidated += 1;
+                (entry.keep, entry.stale) = (false, true);
+                if entry.users == 0 {
+                    self.kept_bytes = self.kept_bytes.saturating_sub(entry.end - entry.start);
+                    self.forget(at as u32);
                 }
             }
-        });
+        }
     }
 }
