@@ -16,7 +16,8 @@
 //!    back would wait for the watcher's thread. That thread therefore ends the watch of every range that it hears
 //!    about, which lets all threads go on.
 //!
-//! A range of memory can be watched by only one descriptor, so all endpoints of a process share one watcher.
+//! A range of memory can be watched by only one descriptor, so all endpoints of a process share one watcher. The
+//! descriptor is of the memory of the process that made it, so a child of that process starts a watcher of its own.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -26,6 +27,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
+
+use crate::sys::process::Process;
 
 /// Number of changes in the log. The oldest one cannot be trusted: a new change is written over it before that
 /// change is counted. A reader that has missed so many must assume that everything has changed.
@@ -67,6 +70,8 @@ pub(super) struct MemoryWatcher {
     thread: Option<JoinHandle<()>>,
     /// Whether changes can no longer be followed.
     lost: AtomicBool,
+    /// The process whose memory is watched.
+    process: Process,
 }
 
 #[derive(Debug)]
@@ -90,7 +95,7 @@ impl MemoryWatcher {
     /// The reason why the kernel offers none to this process.
     pub(super) fn shared() -> Result<Arc<Self>, String> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(watcher) = shared.upgrade() {
+        if let Some(watcher) = shared.upgrade().filter(|watcher| watcher.process.is_current()) {
             return Ok(watcher);
         }
         let watcher = Arc::new(Self::start()?);
@@ -119,7 +124,8 @@ impl MemoryWatcher {
             log: Mutex::new([(0, 0); LOG_LEN]),
             page: rustix::param::page_size(),
         });
-        Ok(Self { shared, mode, stop, thread: None, lost: AtomicBool::new(false) })
+        let (lost, process) = (AtomicBool::new(false), Process::current());
+        Ok(Self { shared, mode, stop, thread: None, lost, process })
     }
 
     /// Watches these pages from now on. Returns `false` for memory that cannot be watched.
@@ -178,6 +184,11 @@ fn is_whole(from: u64, now: u64) -> bool {
 
 impl Drop for MemoryWatcher {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            // A child has neither the thread nor a say in what it does.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         // This fails only if the thread is signalled already.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
@@ -358,6 +369,43 @@ mod tests {
         other.join().expect("it ends");
         // SAFETY: the memory was mapped above, and is no longer used.
         unsafe { munmap(memory().cast(), len).expect("munmap") };
+    }
+
+    /// The child inherits a watcher that is in use, and drops it.
+    #[test]
+    fn a_child_watches_its_own_memory() {
+        let inherited = match MemoryWatcher::shared() {
+            Ok(watcher) => watcher,
+            Err(because) => return println!("skipped: {because}"),
+        };
+        let sees_a_change = |watcher: &MemoryWatcher| {
+            let len = 64 * rustix::param::page_size();
+            let memory = map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory");
+            let before = watcher.changes();
+            let is_watched = watcher.add(memory.addr(), memory.addr() + len);
+            // SAFETY: the memory was mapped above, and is no longer used.
+            unsafe { munmap(memory.cast(), len).expect("munmap") };
+            is_watched && watcher.changes() > before
+        };
+        // SAFETY: the C library permits allocation and threads in a child. The child ends here, or by its alarm.
+        match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: the call takes no pointer.
+                unsafe { libc::alarm(20) };
+                let passed = MemoryWatcher::shared().is_ok_and(|watcher| sees_a_change(&watcher));
+                drop(inherited);
+                // SAFETY: this ends the process.
+                unsafe { libc::_exit(i32::from(!passed)) }
+            }
+            child => {
+                assert!(child > 0, "cannot fork");
+                let mut status = 0;
+                // SAFETY: this waits for the child that was just made.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!(status, 0, "the child's status");
+            }
+        }
+        assert!(sees_a_change(&inherited), "the parent's is unaffected");
     }
 
     /// The watcher's thread writes change 256 over change 0 before it counts it.
