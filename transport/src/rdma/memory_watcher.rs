@@ -19,6 +19,7 @@
 //! A range of memory can be watched by only one descriptor, so all endpoints of a process share one watcher. The
 //! descriptor is of the memory of the process that made it, so a child of that process starts a watcher of its own.
 
+use std::collections::BTreeMap;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,6 +34,10 @@ use crate::sys::process::Process;
 /// Number of changes in the log. The oldest one cannot be trusted: a new change is written over it before that
 /// change is counted. A reader that has missed so many must assume that everything has changed.
 const LOG_LEN: usize = 256;
+
+/// Maximum number of watched ranges. A range divides a mapping into up to three, of which a process may have 65530
+/// (`vm.max_map_count`).
+const RANGES_MAX: usize = 8192;
 
 /// Number of looks at `busy` before a waiting thread sleeps. They take longer than writing an entry. A thread of a
 /// real-time class that never slept could keep the watcher's thread from their processor for ever.
@@ -61,11 +66,16 @@ const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
 const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
 
+/// Start and end of a range of memory.
+pub(super) type Range = (usize, usize);
+
 /// Watches memory. Its thread ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct MemoryWatcher {
     shared: Arc<Shared>,
     mode: u64,
+    /// Number of regions in each watched range. The watcher's thread does not use it.
+    ranges: Mutex<BTreeMap<Range, u32>>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     /// Whether changes can no longer be followed.
@@ -125,16 +135,47 @@ impl MemoryWatcher {
             page: rustix::param::page_size(),
         });
         let (lost, process) = (AtomicBool::new(false), Process::current());
-        Ok(Self { shared, mode, stop, thread: None, lost, process })
+        let ranges = Mutex::new(BTreeMap::new());
+        Ok(Self { shared, mode, ranges, stop, thread: None, lost, process })
     }
 
-    /// Watches these pages from now on. Returns `false` for memory that cannot be watched.
-    pub(super) fn add(&self, start: usize, end: usize) -> bool {
+    /// Watches the pages of a region until [`remove`](Self::remove). Returns `None` for memory that cannot be watched.
+    pub(super) fn add(&self, start: usize, end: usize) -> Option<Range> {
+        let (mut ranges, range) = (self.ranges(), (start, end));
+        if ranges.len() >= RANGES_MAX && !ranges.contains_key(&range) {
+            return None;
+        }
         // struct uffdio_register: start, length, mode, operations that are then possible.
         let mut argument = [start as u64, (end - start) as u64, self.mode, 0];
         // SAFETY: the descriptor is a userfaultfd, and the argument has the form that the call requires. The memory
         // does not change.
-        unsafe { libc::ioctl(self.shared.fd.as_raw_fd(), UFFDIO_REGISTER, argument.as_mut_ptr()) == 0 }
+        if unsafe { libc::ioctl(self.shared.fd.as_raw_fd(), UFFDIO_REGISTER, argument.as_mut_ptr()) } != 0 {
+            return None;
+        }
+        *ranges.entry(range).or_insert(0) += 1;
+        Some(range)
+    }
+
+    /// Ends one [`add`](Self::add). Parts of the range that no other region covers are no longer watched, so that the
+    /// kernel can merge mappings again.
+    pub(super) fn remove(&self, range: Range) {
+        // The descriptor that a child inherits is of its parent's memory.
+        if !self.process.is_current() {
+            return;
+        }
+        let mut ranges = self.ranges();
+        let Some(count) = ranges.get_mut(&range) else { return };
+        *count -= 1;
+        if *count == 0 {
+            ranges.remove(&range);
+            for (start, end) in uncovered(range, ranges.keys()) {
+                self.shared.unwatch(start, end);
+            }
+        }
+    }
+
+    fn ranges(&self) -> MutexGuard<'_, BTreeMap<Range, u32>> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the number of changes so far; `None` if changes can no longer be followed, from then on.
@@ -182,6 +223,21 @@ fn is_whole(from: u64, now: u64) -> bool {
     now - from < LOG_LEN as u64
 }
 
+/// Returns the parts of a range that none of the others covers. These are sorted.
+fn uncovered<'a>((start, end): Range, others: impl IntoIterator<Item = &'a Range>) -> Vec<Range> {
+    let (mut parts, mut at) = (Vec::new(), start);
+    for &(from, to) in others.into_iter().filter(|other| other.0 < end && start < other.1) {
+        if at < from {
+            parts.push((at, from));
+        }
+        at = at.max(to);
+    }
+    if at < end {
+        parts.push((at, end));
+    }
+    parts
+}
+
 impl Drop for MemoryWatcher {
     fn drop(&mut self) {
         if !self.process.is_current() {
@@ -212,6 +268,13 @@ impl Shared {
         // is never copied.
         let code = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_COPY, nothing.as_mut_ptr()) };
         code != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
+    }
+
+    /// Ends the watch of a range. This fails if the memory is gone.
+    fn unwatch(&self, start: usize, end: usize) {
+        let mut range = [start as u64, (end - start) as u64];
+        // SAFETY: the descriptor is a userfaultfd; the call only ends a watch.
+        unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
     }
 
     fn listen(&self, stop: &OwnedFd) {
@@ -249,9 +312,7 @@ impl Shared {
         };
         if event == EVENT_REMOVE || event == EVENT_PAGEFAULT {
             // By rule 4: threads that wait for a page go on.
-            let mut range = [start as u64, (end - start) as u64];
-            // SAFETY: the descriptor is a userfaultfd; the call only ends a watch.
-            unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
+            self.unwatch(start, end);
         }
         let count = self.count.load(Ordering::SeqCst);
         self.log()[(count % LOG_LEN as u64) as usize] = (start, end);
@@ -318,7 +379,8 @@ mod tests {
         let map = || map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory");
         let (one, two, other) = (map(), map(), map());
         for memory in [one, two] {
-            assert!(watcher.add(memory.addr(), memory.addr() + len), "{}", std::io::Error::last_os_error());
+            let watched = watcher.add(memory.addr(), memory.addr() + len);
+            assert!(watched.is_some(), "{}", std::io::Error::last_os_error());
         }
         assert_eq!(watcher.changes(), Some(0));
         // SAFETY: the memory was mapped above, and is no longer used.
@@ -353,7 +415,7 @@ mod tests {
         };
         let len = 64 * rustix::param::page_size();
         let at = map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory").expose_provenance();
-        assert!(watcher.add(at, at + len), "{}", std::io::Error::last_os_error());
+        assert!(watcher.add(at, at + len).is_some(), "{}", std::io::Error::last_os_error());
         assert!(!watcher.shared.is_changing());
         let memory = move || std::ptr::with_exposed_provenance_mut::<u8>(at);
         // SAFETY: the memory was mapped above, and is no longer used.
@@ -382,7 +444,7 @@ mod tests {
             let len = 64 * rustix::param::page_size();
             let memory = map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory");
             let before = watcher.changes();
-            let is_watched = watcher.add(memory.addr(), memory.addr() + len);
+            let is_watched = watcher.add(memory.addr(), memory.addr() + len).is_some();
             // SAFETY: the memory was mapped above, and is no longer used.
             unsafe { munmap(memory.cast(), len).expect("munmap") };
             is_watched && watcher.changes() > before
@@ -406,6 +468,38 @@ mod tests {
             }
         }
         assert!(sees_a_change(&inherited), "the parent's is unaffected");
+    }
+
+    #[test]
+    fn memory_is_watched_as_long_as_a_region_covers_it() {
+        let watcher = match MemoryWatcher::start() {
+            Ok(watcher) => watcher,
+            Err(because) => return println!("skipped: {because}"),
+        };
+        let page = rustix::param::page_size();
+        let at = map(std::ptr::null_mut(), 8 * page, MapFlags::empty()).expect("memory").expose_provenance();
+        let add = |from: usize, to: usize| watcher.add(at + from * page, at + to * page).expect("watched");
+        let whole = [add(0, 8), add(0, 8)];
+        add(2, 4);
+        let gives_back = |number: usize| {
+            let before = watcher.changes();
+            let memory = std::ptr::with_exposed_provenance_mut::<u8>(at + number * page);
+            // SAFETY: the memory was mapped above; nobody relies on its contents.
+            unsafe { madvise(memory.cast(), page, Advice::LinuxDontNeed).expect("madvise") };
+            watcher.changes() > before
+        };
+        watcher.remove(whole[0]);
+        assert!(gives_back(7));
+        watcher.remove(whole[1]);
+        assert_eq!([1, 2, 3, 4].map(gives_back), [false, true, true, false]);
+    }
+
+    #[test]
+    fn parts_that_others_cover_are_left_out() {
+        assert_eq!(uncovered((10, 20), &[]), [(10, 20)]);
+        assert_eq!(uncovered((10, 20), &[(0, 5), (5, 10), (20, 30)]), [(10, 20)]);
+        assert_eq!(uncovered((10, 20), &[(0, 12), (11, 13), (15, 16), (18, 25)]), [(13, 15), (16, 18)]);
+        assert_eq!(uncovered((10, 20), &[(0, 30), (12, 14)]), []);
     }
 
     /// The watcher's thread writes change 256 over change 0 before it counts it.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use kolo_verbs::{Access, Error, MemoryRegion, ProtectionDomain};
 
 use super::lent::Lent;
-use super::memory_watcher::MemoryWatcher;
+use super::memory_watcher::{MemoryWatcher, Range};
 use super::options::{Keep, RdmaOptions};
 
 /// A use of a region.
@@ -43,6 +43,8 @@ struct Entry {
     pinned: u32,
     /// Whether the region may stay when it is unused.
     keep: bool,
+    /// The range that is watched for it.
+    watched: Option<Range>,
     /// Whether some of its memory changed while it was in use; look-ups then ignore it.
     stale: bool,
     /// Time of the last look-up that found it, counted in look-ups.
@@ -330,19 +332,21 @@ impl Registrations {
         self.counters.misses += 1;
         // Watching begins only now: pinning allocates pages that were never touched, which the watch would otherwise
         // have to handle. No change is missed, since the caller leaves the memory mapped while it is in use.
-        let watched = self.watcher.as_ref().is_some_and(|watcher| watcher.add(start, end));
-        if !watched && self.watcher.is_some() {
+        let watched = self.watcher.as_ref().and_then(|watcher| watcher.add(start, end));
+        if watched.is_none() && self.watcher.is_some() {
             self.unwatchable.truncate(UNWATCHABLE_MAX - 1);
             self.unwatchable.insert(0, (start, end));
         }
         if let Some(entry) = self.entries[number as usize].as_mut() {
-            entry.keep = watched || self.policy == Keep::Always;
+            entry.watched = watched;
+            entry.keep = watched.is_some() || self.policy == Keep::Always;
         }
         Ok(number)
     }
 
     fn insert(&mut self, start: usize, end: usize, region: MemoryRegion) -> u32 {
-        let entry = Entry { start, end, region, users: 0, pinned: 0, keep: false, stale: false, stamp: 0 };
+        let (keep, stale, watched) = (false, false, None);
+        let entry = Entry { start, end, region, users: 0, pinned: 0, keep, watched, stale, stamp: 0 };
         let number = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() as u32 - 1
@@ -360,9 +364,9 @@ impl Registrations {
         self.order.retain(|&(_, other)| other != number);
         self.bytes -= (entry.end - entry.start) as u64;
         self.free.push(number);
-        // Its memory stays watched, because another region may cover the same pages. That costs nothing until the
-        // memory changes.
-        drop(entry);
+        if let Some((watcher, range)) = self.watcher.as_ref().zip(entry.watched) {
+            watcher.remove(range);
+        }
     }
 
     /// Drops the least recently used regions until the bounds hold.
@@ -424,6 +428,18 @@ impl Registrations {
                     self.forget(at as u32);
                 }
             }
+        }
+    }
+}
+
+impl Drop for Registrations {
+    fn drop(&mut self) {
+        if let Some(watcher) = &self.watcher {
+            self.entries
+                .iter()
+                .flatten()
+                .filter_map(|entry| entry.watched)
+                .for_each(|range| watcher.remove(range));
         }
     }
 }
