@@ -39,6 +39,9 @@ const LOG_LEN: usize = 256;
 /// (`vm.max_map_count`).
 const RANGES_MAX: usize = 8192;
 
+/// Lengths of huge pages in bytes, the shortest first: those of x86 (2 MiB, 1 GiB) and of ARM.
+const HUGE_PAGES: [usize; 5] = [64 << 10, 2 << 20, 32 << 20, 512 << 20, 1 << 30];
+
 /// Number of looks at `busy` before a waiting thread sleeps. They take longer than writing an entry. A thread of a
 /// real-time class that never slept could keep the watcher's thread from their processor for ever.
 const LOOKS: u32 = 10_000;
@@ -142,16 +145,24 @@ impl MemoryWatcher {
     /// Watches the pages of a region until [`remove`](Self::remove). Returns `None` for memory that cannot be watched.
     pub(super) fn add(&self, start: usize, end: usize) -> Option<Range> {
         let (mut ranges, range) = (self.ranges(), (start, end));
-        if ranges.len() >= RANGES_MAX && !ranges.contains_key(&range) {
+        if ranges.len() >= RANGES_MAX {
             return None;
         }
-        // struct uffdio_register: start, length, mode, operations that are then possible.
-        let mut argument = [start as u64, (end - start) as u64, self.mode, 0];
-        // SAFETY: the descriptor is a userfaultfd, and the argument has the form that the call requires. The memory
-        // does not change.
-        if unsafe { libc::ioctl(self.shared.fd.as_raw_fd(), UFFDIO_REGISTER, argument.as_mut_ptr()) } != 0 {
-            return None;
-        }
+        let range = match self.shared.watch(range, self.mode) {
+            Ok(()) => range,
+            // In huge pages, a range must begin and end with one; their mappings do. Only an end that lies in one may move,
+            // since other memory may follow the rest. In the other mode, a thread that touched a missing huge page would
+            // wait for ever.
+            Err(libc::EINVAL) if self.mode == MODE_WRITE_PROTECT => {
+                let around = |size: usize| {
+                    let (from, to) = (start & !(size - 1), end.next_multiple_of(size));
+                    [(from, end), (start, to), (from, to)]
+                };
+                let mut larger = HUGE_PAGES.into_iter().flat_map(around);
+                larger.find(|range| self.shared.watch(*range, self.mode).is_ok())?
+            }
+            Err(_) => return None,
+        };
         *ranges.entry(range).or_insert(0) += 1;
         Some(range)
     }
@@ -268,6 +279,21 @@ impl Shared {
         // is never copied.
         let code = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_COPY, nothing.as_mut_ptr()) };
         code != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
+    }
+
+    /// Watches a range.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    fn watch(&self, (start, end): Range, mode: u64) -> Result<(), i32> {
+        // struct uffdio_register: start, length, mode, operations that are then possible.
+        let mut argument = [start as u64, (end - start) as u64, mode, 0];
+        // SAFETY: the descriptor is a userfaultfd, and the argument has the form that the call requires. The memory
+        // does not change.
+        match unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, argument.as_mut_ptr()) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or_default()),
+        }
     }
 
     /// Ends the watch of a range. This fails if the memory is gone.
@@ -492,6 +518,26 @@ mod tests {
         assert!(gives_back(7));
         watcher.remove(whole[1]);
         assert_eq!([1, 2, 3, 4].map(gives_back), [false, true, true, false]);
+    }
+
+    #[test]
+    fn a_part_of_a_huge_page_is_watched() {
+        const SIZE: usize = 2 << 20;
+        let watcher = match MemoryWatcher::start() {
+            Ok(watcher) => watcher,
+            Err(because) => return println!("skipped: {because}"),
+        };
+        let memory = match map(std::ptr::null_mut(), 2 * SIZE, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
+            Ok(memory) => memory,
+            Err(error) => return println!("skipped: huge pages: {error}"),
+        };
+        let at = memory.expose_provenance();
+        let watched = watcher.add(at + SIZE / 2, at + SIZE / 2 + 8192).expect("watched");
+        assert_eq!(watched, (at, at + SIZE));
+        // SAFETY: the memory was mapped above, and is no longer used.
+        unsafe { munmap(memory.cast(), 2 * SIZE).expect("munmap") };
+        assert!(watcher.changes() > Some(0));
+        watcher.remove(watched);
     }
 
     #[test]
