@@ -158,6 +158,23 @@ fn the_rest_of_a_buffer_of_which_a_part_is_registered_is_let_go_when_it_changes(
     ends[0].deregister(part);
 }
 
+#[test]
+fn a_buffer_longer_than_all_that_is_kept_is_registered_for_its_message() {
+    const LEN: usize = 2 << 20;
+    let fake = Fake::new();
+    let mut ends = ends(&RdmaOptions { cache_bytes: LEN, ..options(&fake) });
+    let (mut from, mut to) = (vec![1_u8; LEN + 8192], vec![0_u8; LEN + 8192]);
+    let idle = fake.count(Count::Registered);
+    for round in 1..3 {
+        from.fill(round);
+        transfer(&mut ends, &mut from, &mut to);
+        assert!(from == to);
+        assert_eq!(ends[0].counters().cache.misses, round.into());
+    }
+    assert_eq!(ends[0].counters().sent_staged_bytes, 0);
+    assert_eq!(fake.count(Count::Registered), idle, "it is not kept");
+}
+
 /// The processor copies inline bytes, but may be unable to read the caller's memory, such as a GPU's. The last request
 /// of a message may be as short as its header.
 #[test]

@@ -10,7 +10,8 @@
 //!    after memory is unmapped and mapped anew at the same address, the adapter still accesses the old pages. A
 //!    region is kept if the caller asked for that ([`Keep::Always`], or an explicit registration), or if the kernel
 //!    reports such changes ([`Keep::Watched`]; see `memory_watcher`).
-//! 4. The number and the bytes of kept regions are bounded; the least recently used region is dropped first.
+//! 4. The number and the bytes of kept regions are bounded; the least recently used region is dropped first. A region
+//!    longer than the bound is not kept.
 //! 5. Memory that was lent for an operation is registered as a whole, at once, and stays registered at least until
 //!    the operation is complete; its parts are found in it.
 //! 6. Memory that would not be kept is registered for an operation only if it is long; see [`LONG_BYTES`]. Shorter
@@ -169,10 +170,11 @@ impl Registrations {
             Keep::Always | Keep::Never => true,
             Keep::Watched => {
                 self.watcher.is_some()
+                    && self.fits(start, end)
                     && !self.unwatchable.iter().any(|known| known.0 < end && start < known.1)
             }
         };
-        if end - start > self.bytes_max || !is_kept && len < LONG_BYTES {
+        if !is_kept && len < LONG_BYTES {
             return None;
         }
         let needed = (end - start) as u64;
@@ -183,6 +185,11 @@ impl Registrations {
         }
         // SAFETY: the caller's promise; pages are mapped as a whole.
         unsafe { self.register(start, end, needs) }.ok()
+    }
+
+    /// Returns whether a region of these bytes may be kept.
+    fn fits(&self, start: usize, end: usize) -> bool {
+        end - start <= self.bytes_max
     }
 
     /// Returns whether changes of memory are noticed.
@@ -332,14 +339,16 @@ impl Registrations {
         self.counters.misses += 1;
         // Watching begins only now: pinning allocates pages that were never touched, which the watch would otherwise
         // have to handle. No change is missed, since the caller leaves the memory mapped while it is in use.
-        let watched = self.watcher.as_ref().and_then(|watcher| watcher.add(start, end));
-        if watched.is_none() && self.watcher.is_some() {
+        let fits = self.fits(start, end);
+        let watcher = self.watcher.as_ref().filter(|_| fits);
+        let watched = watcher.and_then(|watcher| watcher.add(start, end));
+        if watched.is_none() && watcher.is_some() {
             self.unwatchable.truncate(UNWATCHABLE_MAX - 1);
             self.unwatchable.insert(0, (start, end));
         }
         if let Some(entry) = self.entries[number as usize].as_mut() {
             entry.watched = watched;
-            entry.keep = watched.is_some() || self.policy == Keep::Always;
+            entry.keep = watched.is_some() || self.policy == Keep::Always && fits;
         }
         Ok(number)
     }
