@@ -8,7 +8,7 @@ use kolo_transport::{
     RegistrationPolicy, Sink, Token,
 };
 use kolo_verbs::sys;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 
 #[path = "../verbs/tests/common/fake.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs)]
@@ -173,6 +173,40 @@ fn a_buffer_longer_than_all_that_is_kept_is_registered_for_its_message() {
     }
     assert_eq!(ends[0].counters().sent_staged_bytes, 0);
     assert_eq!(fake.count(Count::Registered), idle, "it is not kept");
+}
+
+/// Pages of a file cannot be watched; the memory that comes after them at their address can.
+#[test]
+fn addresses_that_could_not_be_watched_are_tried_again() {
+    const LEN: usize = 128 << 10;
+    let fake = Fake::new();
+    let mut ends = ends(&options(&fake));
+    if ends[0].registration_policy() != RegistrationPolicy::Watched {
+        return println!("skipped: registrations are {}", ends[0].registration_policy());
+    }
+    let program = std::fs::File::open(std::env::current_exe().expect("a path")).expect("a file");
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the calls map memory that nobody else uses; the second takes the place of the first.
+    let map = |at: Option<*mut u8>| unsafe {
+        match at {
+            None => mmap(std::ptr::null_mut(), LEN, access, MapFlags::PRIVATE, &program, 0),
+            Some(at) => mmap_anonymous(at.cast(), LEN, access, MapFlags::PRIVATE | MapFlags::FIXED),
+        }
+    };
+    let at = map(None).expect("memory").cast::<u8>();
+    // SAFETY: the memory is mapped, and this is the only reference to it.
+    let memory = || unsafe { std::slice::from_raw_parts_mut(at, LEN) };
+    let mut to = vec![0_u8; LEN];
+    let mut hits_of = |rounds: u32| {
+        let before = ends[0].counters().cache.hits;
+        (0..rounds).for_each(|_| transfer(&mut ends, memory(), &mut to));
+        ends[0].counters().cache.hits - before
+    };
+    if hits_of(2) > 0 {
+        return println!("skipped: this file's pages can be watched");
+    }
+    map(Some(at)).expect("memory");
+    assert!(hits_of(100) > 10);
 }
 
 /// The processor copies inline bytes, but may be unable to read the caller's memory, such as a GPU's. The last request

@@ -87,7 +87,7 @@ pub(super) struct Registrations {
     seen: u64,
     pub(super) lent: Vec<Lent>,
     /// Ranges that could not be watched, the latest first.
-    unwatchable: Vec<(usize, usize)>,
+    unwatchable: Vec<Unwatchable>,
     pub(super) counters: CacheCounters,
 }
 
@@ -101,6 +101,18 @@ const LONG_BYTES: usize = 1 << 20;
 
 /// Maximum number of ranges that are remembered as unwatchable.
 const UNWATCHABLE_MAX: usize = 64;
+
+/// Number of refusals after which a range is tried again, so that the cost of trying is negligible.
+const TRY_EVERY: u32 = 64;
+
+/// A range that could not be watched.
+#[derive(Debug)]
+struct Unwatchable {
+    start: usize,
+    end: usize,
+    /// How often memory in it was refused since.
+    refused: u32,
+}
 
 impl Registrations {
     pub(super) fn new(
@@ -168,11 +180,7 @@ impl Registrations {
         let is_kept = match self.policy {
             // The user asked for registration, so its cost is not weighed.
             Keep::Always | Keep::Never => true,
-            Keep::Watched => {
-                self.watcher.is_some()
-                    && self.fits(start, end)
-                    && !self.unwatchable.iter().any(|known| known.0 < end && start < known.1)
-            }
+            Keep::Watched => self.watcher.is_some() && self.fits(start, end) && self.may_watch(start, end),
         };
         if !is_kept && len < LONG_BYTES {
             return None;
@@ -190,6 +198,17 @@ impl Registrations {
     /// Returns whether a region of these bytes may be kept.
     fn fits(&self, start: usize, end: usize) -> bool {
         end - start <= self.bytes_max
+    }
+
+    /// Returns whether a range may be watched as far as is known, or should be tried again: it may be other memory by
+    /// now.
+    fn may_watch(&mut self, start: usize, end: usize) -> bool {
+        let Some(known) = self.unwatchable.iter_mut().find(|known| known.start < end && start < known.end)
+        else {
+            return true;
+        };
+        known.refused = known.refused.wrapping_add(1);
+        known.refused.is_multiple_of(TRY_EVERY)
     }
 
     /// Returns whether changes of memory are noticed.
@@ -342,9 +361,12 @@ impl Registrations {
         let fits = self.fits(start, end);
         let watcher = self.watcher.as_ref().filter(|_| fits);
         let watched = watcher.and_then(|watcher| watcher.add(start, end));
-        if watched.is_none() && watcher.is_some() {
-            self.unwatchable.truncate(UNWATCHABLE_MAX - 1);
-            self.unwatchable.insert(0, (start, end));
+        if watcher.is_some() {
+            self.unwatchable.retain(|known| end <= known.start || known.end <= start);
+            if watched.is_none() {
+                self.unwatchable.truncate(UNWATCHABLE_MAX - 1);
+                self.unwatchable.insert(0, Unwatchable { start, end, refused: 0 });
+            }
         }
         if let Some(entry) = self.entries[number as usize].as_mut() {
             entry.watched = watched;
