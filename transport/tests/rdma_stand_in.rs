@@ -1,10 +1,11 @@
 //! RDMA over the stand-in for libibverbs, on every machine, and with faults that real adapters do not have on demand.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
 use kolo_transport::{
-    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Reach,
+    Armed, Backing, Channel, DeviceCopier, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Reach,
     RegistrationPolicy, Sink, Token,
 };
 use kolo_verbs::sys;
@@ -207,6 +208,45 @@ fn addresses_that_could_not_be_watched_are_tried_again() {
     }
     map(Some(at)).expect("memory");
     assert!(hits_of(100) > 10);
+}
+
+/// Neither the bound on unused regions nor that on locked memory is about memory of a device. Explicit registrations
+/// stay in any case.
+#[test]
+fn explicit_registrations_leave_the_cache_its_room() {
+    #[derive(Debug)]
+    struct Unneeded;
+    impl DeviceCopier for Unneeded {
+        unsafe fn load(&self, _: *const u8, _: *mut u8, _: usize) -> Result<(), String> {
+            Err("it is not copied".into())
+        }
+        unsafe fn store(&self, _: *const u8, _: *mut u8, _: usize) -> Result<(), String> {
+            Err("it is not copied".into())
+        }
+    }
+    const LEN: usize = 2 << 20;
+    let fake = Fake::new();
+    let keep = kolo_transport::rdma::Keep::Always;
+    let lockable_bytes = Some(16 << 20);
+    let mut ends = ends(&RdmaOptions { keep, cache_regions: 1, lockable_bytes, ..options(&fake) });
+    let (mut from, mut to) = (vec![1_u8; LEN], vec![0_u8; LEN]);
+    let mut others = [vec![0_u8; 4096], vec![0_u8; 4096], vec![0_u8; 32 << 20]];
+    let copier: Arc<dyn DeviceCopier> = Arc::new(Unneeded);
+    for other in &mut others {
+        let backing = match other.len() {
+            4096 => Backing::Pages,
+            _ => Backing::Device { export: None, copier: &copier },
+        };
+        let piece = Piece { ptr: other.as_mut_ptr(), len: other.len() };
+        // SAFETY: the memory outlives the endpoints.
+        unsafe { ends[0].register(piece, backing).expect("registered") };
+    }
+    for _ in 0..2 {
+        transfer(&mut ends, &mut from, &mut to);
+    }
+    let counters = ends[0].counters();
+    assert_eq!((counters.sent_staged_bytes, counters.cache.evicted), (0, 0), "{counters:?}");
+    assert_eq!(counters.cache.misses, 4, "{counters:?}");
 }
 
 /// The processor copies inline bytes, but may be unable to read the caller's memory, such as a GPU's. The last request

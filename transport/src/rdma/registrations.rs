@@ -10,7 +10,7 @@
 //!    after memory is unmapped and mapped anew at the same address, the adapter still accesses the old pages. A
 //!    region is kept if the caller asked for that ([`Keep::Always`], or an explicit registration), or if the kernel
 //!    reports such changes ([`Keep::Watched`]; see `memory_watcher`).
-//! 4. The number and the bytes of kept regions are bounded; the least recently used region is dropped first. A region
+//! 4. The number and the bytes of unused regions are bounded; the least recently used region is dropped first. A region
 //!    longer than the bound is not kept.
 //! 5. Memory that was lent for an operation is registered as a whole, at once, and stays registered at least until
 //!    the operation is complete; its parts are found in it.
@@ -34,6 +34,15 @@ pub(super) struct Use {
     pub(super) remote_key: u32,
 }
 
+/// Owner of a region's pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pages {
+    /// The host, so that they count as locked memory.
+    Host,
+    /// A device, such as a GPU.
+    Device,
+}
+
 #[derive(Debug)]
 struct Entry {
     start: usize,
@@ -42,6 +51,7 @@ struct Entry {
     users: u32,
     /// Number of explicit registrations.
     pinned: u32,
+    pages: Pages,
     /// Whether the region may stay when it is unused.
     keep: bool,
     /// The range that is watched for it.
@@ -50,6 +60,13 @@ struct Entry {
     stale: bool,
     /// Time of the last look-up that found it, counted in look-ups.
     stamp: u64,
+}
+
+impl Entry {
+    /// Returns whether the region is unused. Each such region is kept: those that are not kept are gone.
+    fn is_unused(&self) -> bool {
+        self.users == 0 && self.pinned == 0 && self.stamp > 0
+    }
 }
 
 /// Counters of the cache.
@@ -78,9 +95,11 @@ pub(super) struct Registrations {
     free: Vec<u32>,
     /// Start and number of each region, sorted.
     order: Vec<(usize, u32)>,
+    /// Number and bytes of the unused regions.
+    kept: usize,
     kept_bytes: usize,
-    /// Bytes of all regions, and the limit on the bytes of the caller's buffers if lockable memory is short.
-    bytes: u64,
+    /// Bytes of the caller's memory that is locked, and their limit if lockable memory is short.
+    locked_bytes: u64,
     room: Option<u64>,
     stamp: u64,
     watcher: Option<Arc<MemoryWatcher>>,
@@ -130,8 +149,9 @@ impl Registrations {
             entries: Vec::new(),
             free: Vec::new(),
             order: Vec::new(),
+            kept: 0,
             kept_bytes: 0,
-            bytes: 0,
+            locked_bytes: 0,
             room: None,
             stamp: 0,
             watcher,
@@ -186,13 +206,13 @@ impl Registrations {
             return None;
         }
         let needed = (end - start) as u64;
-        while self.room.is_some_and(|room| self.bytes + needed > room) {
+        while self.room.is_some_and(|room| self.locked_bytes + needed > room) {
             if !self.evict() {
                 return None;
             }
         }
         // SAFETY: the caller's promise; pages are mapped as a whole.
-        unsafe { self.register(start, end, needs) }.ok()
+        unsafe { self.register(start, end, needs, Pages::Host) }.ok()
     }
 
     /// Returns whether a region of these bytes may be kept.
@@ -232,6 +252,7 @@ impl Registrations {
         entry.users -= 1;
         if entry.users == 0 && entry.pinned == 0 {
             if entry.keep && (self.policy == Keep::Always || self.watcher.is_some()) {
+                self.kept += 1;
                 self.kept_bytes += entry.end - entry.start;
                 self.shrink();
             } else {
@@ -244,14 +265,14 @@ impl Registrations {
     ///
     /// # Safety
     /// The memory stays mapped until then.
-    pub(super) unsafe fn pin(&mut self, ptr: *mut u8, len: usize) -> Result<(), Error> {
+    pub(super) unsafe fn pin(&mut self, ptr: *mut u8, len: usize, pages: Pages) -> Result<(), Error> {
         self.heed();
         let (start, end) = self.pages(ptr, len);
         // A larger region would be kept as a whole, though the caller promises only these bytes.
         let number = match self.exactly(start, end) {
             Some(number) => number,
             // SAFETY: the caller's promise.
-            None => unsafe { self.register(start, end, Access::LOCAL_READ)? },
+            None => unsafe { self.register(start, end, Access::LOCAL_READ, pages)? },
         };
         let held = self.take(number);
         if let Some(entry) = self.entries[number as usize].as_mut() {
@@ -265,7 +286,7 @@ impl Registrations {
     pub(super) fn adopt(&mut self, region: MemoryRegion) {
         let start = region.address() as usize;
         let end = start + region.len();
-        let number = self.insert(start, end, region);
+        let number = self.insert(start, end, region, Pages::Device);
         self.counters.misses += 1;
         if let Some(entry) = self.entries[number as usize].as_mut() {
             entry.pinned = 1;
@@ -326,8 +347,9 @@ impl Registrations {
     fn take(&mut self, number: u32) -> Use {
         self.stamp += 1;
         let entry = self.entries[number as usize].as_mut().expect("a region that was found");
-        if entry.users == 0 && entry.pinned == 0 && entry.keep && entry.stamp > 0 {
-            self.kept_bytes = self.kept_bytes.saturating_sub(entry.end - entry.start);
+        if entry.is_unused() {
+            self.kept -= 1;
+            self.kept_bytes -= entry.end - entry.start;
         }
         entry.users += 1;
         entry.stamp = self.stamp;
@@ -336,7 +358,13 @@ impl Registrations {
 
     /// # Safety
     /// As [`Registrations::acquire`].
-    unsafe fn register(&mut self, start: usize, end: usize, needs: Access) -> Result<u32, Error> {
+    unsafe fn register(
+        &mut self,
+        start: usize,
+        end: usize,
+        needs: Access,
+        pages: Pages,
+    ) -> Result<u32, Error> {
         let first = std::ptr::with_exposed_provenance_mut::<u8>(start);
         let access = Access::LOCAL_WRITE | REMOTE | Access::RELAXED_ORDERING;
         let domain = self.domain.clone();
@@ -354,7 +382,7 @@ impl Registrations {
             }
             other => other,
         };
-        let number = self.insert(start, end, region?);
+        let number = self.insert(start, end, region?, pages);
         self.counters.misses += 1;
         // Watching begins only now: pinning allocates pages that were never touched, which the watch would otherwise
         // have to handle. No change is missed, since the caller leaves the memory mapped while it is in use.
@@ -375,15 +403,17 @@ impl Registrations {
         Ok(number)
     }
 
-    fn insert(&mut self, start: usize, end: usize, region: MemoryRegion) -> u32 {
+    fn insert(&mut self, start: usize, end: usize, region: MemoryRegion, pages: Pages) -> u32 {
         let (keep, stale, watched) = (false, false, None);
-        let entry = Entry { start, end, region, users: 0, pinned: 0, keep, watched, stale, stamp: 0 };
+        let entry = Entry { start, end, region, users: 0, pinned: 0, pages, keep, watched, stale, stamp: 0 };
         let number = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() as u32 - 1
         });
         self.entries[number as usize] = Some(entry);
-        self.bytes += (end - start) as u64;
+        if pages == Pages::Host {
+            self.locked_bytes += (end - start) as u64;
+        }
         let at = self.order.partition_point(|&(other, _)| other <= start);
         self.order.insert(at, (start, number));
         number
@@ -393,7 +423,9 @@ impl Registrations {
     fn forget(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].take() else { return };
         self.order.retain(|&(_, other)| other != number);
-        self.bytes -= (entry.end - entry.start) as u64;
+        if entry.pages == Pages::Host {
+            self.locked_bytes -= (entry.end - entry.start) as u64;
+        }
         self.free.push(number);
         if let Some((watcher, range)) = self.watcher.as_ref().zip(entry.watched) {
             watcher.remove(range);
@@ -402,7 +434,7 @@ impl Registrations {
 
     /// Drops the least recently used regions until the bounds hold.
     fn shrink(&mut self) {
-        while self.kept_bytes > self.bytes_max || self.order.len() > self.regions_max {
+        while self.kept_bytes > self.bytes_max || self.kept > self.regions_max {
             if !self.evict() {
                 return;
             }
@@ -410,19 +442,18 @@ impl Registrations {
     }
 
     fn evict(&mut self) -> bool {
-        let idle = |entry: &&Entry| entry.users == 0 && entry.pinned == 0;
-        let oldest =
-            self.entries.iter().enumerate().filter_map(|(at, e)| Some((at, e.as_ref().filter(idle)?)));
-        let Some((number, bytes)) = oldest
-            .min_by_key(|(_, entry)| entry.stamp)
-            .map(|(at, entry)| (at as u32, entry.end - entry.start))
-        else {
-            return false;
-        };
-        self.kept_bytes = self.kept_bytes.saturating_sub(bytes);
+        let unused = (0..).zip(&self.entries).filter_map(|(number, entry)| {
+            entry.as_ref().filter(|entry| entry.is_unused()).map(|entry| (entry.stamp, number))
+        });
+        let Some((_, number)) = unused.min() else { return false };
         self.counters.evicted += 1;
-        self.forget(number);
+        self.drop_unused(number);
         true
+    }
+
+    fn drop_unused(&mut self, number: u32) {
+        let held = self.take(number);
+        self.forget(held.number);
     }
 
     /// Drops all unused regions, when no more memory can be locked. Returns whether there were any.
@@ -454,9 +485,8 @@ impl Registrations {
             if entry.start < end && start < entry.end && entry.pinned == 0 {
                 self.counters.invalidated += 1;
                 (entry.keep, entry.stale) = (false, true);
-                if entry.users == 0 {
-                    self.kept_bytes = self.kept_bytes.saturating_sub(entry.end - entry.start);
-                    self.forget(at as u32);
+                if entry.is_unused() {
+                    self.drop_unused(at as u32);
                 }
             }
         }
