@@ -165,6 +165,35 @@ fn messages() {
     });
 }
 
+/// A group of messages uses more allocations than stay registered between calls.
+#[test]
+fn a_group_of_messages_keeps_its_own_registrations() {
+    const MESSAGES: usize = 300;
+    over_rdma(2, GpuDirectMode::Auto, |comm| {
+        let (me, other) = (comm.rank(), 1 - comm.rank());
+        for round in 0..2_u8 {
+            let pattern = |at: usize| vec![at as u8 ^ round; 20_000];
+            let before = |at: usize| if me == 0 { pattern(at) } else { vec![0; 20_000] };
+            let memory: Vec<DeviceMemory> =
+                (0..MESSAGES).map(|at| DeviceMemory::holding(&before(at))).collect();
+            let mut batch = comm.batch();
+            for memory in &memory {
+                let (data, bytes) = (memory.address(), 20_000);
+                let message = RawMessage { data, bytes, data_type: DataType::U8, tag: 0 };
+                // SAFETY: the memory lives until the batch has run.
+                batch = unsafe {
+                    match me {
+                        0 => batch.send_message(message, other),
+                        _ => batch.recv_message(message, other),
+                    }
+                };
+            }
+            batch.run().expect("batch");
+            assert!((0..MESSAGES).all(|at| memory[at].bytes() == pattern(at)), "round {round}");
+        }
+    });
+}
+
 /// The registration of a freed allocation is dropped before another allocation at its address is used.
 #[test]
 fn memory_that_comes_back_at_the_same_address() {
