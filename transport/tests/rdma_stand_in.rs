@@ -1,14 +1,15 @@
 //! RDMA over the stand-in for libibverbs, on every machine, and with faults that real adapters do not have on demand.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
 use kolo_transport::{
-    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Reach,
+    Armed, Backing, Channel, DeviceCopier, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Reach,
     RegistrationPolicy, Sink, Token,
 };
 use kolo_verbs::sys;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
 
 #[path = "../verbs/tests/common/fake.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs)]
@@ -158,6 +159,114 @@ fn the_rest_of_a_buffer_of_which_a_part_is_registered_is_let_go_when_it_changes(
     ends[0].deregister(part);
 }
 
+#[test]
+fn a_buffer_longer_than_all_that_is_kept_is_registered_for_its_message() {
+    const LEN: usize = 2 << 20;
+    let fake = Fake::new();
+    let mut ends = ends(&RdmaOptions { cache_bytes: LEN, ..options(&fake) });
+    let (mut from, mut to) = (vec![1_u8; LEN + 8192], vec![0_u8; LEN + 8192]);
+    let idle = fake.count(Count::Registered);
+    for round in 1..3 {
+        from.fill(round);
+        transfer(&mut ends, &mut from, &mut to);
+        assert!(from == to);
+        assert_eq!(ends[0].counters().cache.misses, round.into());
+    }
+    assert_eq!(ends[0].counters().sent_staged_bytes, 0);
+    assert_eq!(fake.count(Count::Registered), idle, "it is not kept");
+}
+
+/// Pages of a file cannot be watched; the memory that comes after them at their address can.
+#[test]
+fn addresses_that_could_not_be_watched_are_tried_again() {
+    const LEN: usize = 128 << 10;
+    let fake = Fake::new();
+    let mut ends = ends(&options(&fake));
+    if ends[0].registration_policy() != RegistrationPolicy::Watched {
+        return println!("skipped: registrations are {}", ends[0].registration_policy());
+    }
+    let program = std::fs::File::open(std::env::current_exe().expect("a path")).expect("a file");
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the calls map memory that nobody else uses; the second takes the place of the first.
+    let map = |at: Option<*mut u8>| unsafe {
+        match at {
+            None => mmap(std::ptr::null_mut(), LEN, access, MapFlags::PRIVATE, &program, 0),
+            Some(at) => mmap_anonymous(at.cast(), LEN, access, MapFlags::PRIVATE | MapFlags::FIXED),
+        }
+    };
+    let at = map(None).expect("memory").cast::<u8>();
+    // SAFETY: the memory is mapped, and this is the only reference to it.
+    let memory = || unsafe { std::slice::from_raw_parts_mut(at, LEN) };
+    let mut to = vec![0_u8; LEN];
+    let mut hits_of = |rounds: u32| {
+        let before = ends[0].counters().cache.hits;
+        (0..rounds).for_each(|_| transfer(&mut ends, memory(), &mut to));
+        ends[0].counters().cache.hits - before
+    };
+    if hits_of(2) > 0 {
+        return println!("skipped: this file's pages can be watched");
+    }
+    map(Some(at)).expect("memory");
+    assert!(hits_of(100) > 10);
+}
+
+/// Neither the bound on unused regions nor that on locked memory is about memory of a device. Explicit registrations
+/// stay in any case.
+#[test]
+fn explicit_registrations_leave_the_cache_its_room() {
+    #[derive(Debug)]
+    struct Unneeded;
+    impl DeviceCopier for Unneeded {
+        unsafe fn load(&self, _: *const u8, _: *mut u8, _: usize) -> Result<(), String> {
+            Err("it is not copied".into())
+        }
+        unsafe fn store(&self, _: *const u8, _: *mut u8, _: usize) -> Result<(), String> {
+            Err("it is not copied".into())
+        }
+    }
+    const LEN: usize = 2 << 20;
+    let fake = Fake::new();
+    let keep = kolo_transport::rdma::Keep::Always;
+    let lockable_bytes = Some(16 << 20);
+    let mut ends = ends(&RdmaOptions { keep, cache_regions: 1, lockable_bytes, ..options(&fake) });
+    let (mut from, mut to) = (vec![1_u8; LEN], vec![0_u8; LEN]);
+    let mut others = [vec![0_u8; 4096], vec![0_u8; 4096], vec![0_u8; 32 << 20]];
+    let copier: Arc<dyn DeviceCopier> = Arc::new(Unneeded);
+    for other in &mut others {
+        let backing = match other.len() {
+            4096 => Backing::Pages,
+            _ => Backing::Device { export: None, copier: &copier },
+        };
+        let piece = Piece { ptr: other.as_mut_ptr(), len: other.len() };
+        // SAFETY: the memory outlives the endpoints.
+        unsafe { ends[0].register(piece, backing).expect("registered") };
+    }
+    for _ in 0..2 {
+        transfer(&mut ends, &mut from, &mut to);
+    }
+    let counters = ends[0].counters();
+    assert_eq!((counters.sent_staged_bytes, counters.cache.evicted), (0, 0), "{counters:?}");
+    assert_eq!(counters.cache.misses, 4, "{counters:?}");
+}
+
+/// The processor copies inline bytes, but may be unable to read the caller's memory, such as a GPU's. The last request
+/// of a message may be as short as its header.
+#[test]
+fn the_callers_memory_is_never_read_by_the_processor() {
+    const REQUEST: usize = 512 << 10;
+    let fake = Fake::new();
+    let keep = kolo_transport::rdma::Keep::Always;
+    let mut ends = ends(&RdmaOptions { keep, ..options(&fake) });
+    let (mut from, mut to) = (vec![1_u8; REQUEST + 64], vec![0_u8; REQUEST + 64]);
+    let mut inline = |len: usize| {
+        let before = fake.count(Count::Inline);
+        transfer(&mut ends, &mut from[..len], &mut to[..len]);
+        fake.count(Count::Inline) - before
+    };
+    assert_eq!([REQUEST, REQUEST + 64].map(&mut inline), [1; 2], "only the grant is inline");
+    assert_eq!(ends[0].counters().sent_in_place_bytes, 2 * REQUEST as u64 + 64);
+}
+
 /// As if a program sent from read-only memory, made it writable, and received there.
 #[test]
 fn memory_registered_for_sending_is_not_granted_for_receiving() {
@@ -184,6 +293,41 @@ fn a_queue_pair_that_dies_without_a_request_that_failed_is_a_loss() {
         let words = ["rank 0's queue pair", "fake0 127.0.0.1", "out of service", "the adapter or its driver"];
         assert_blame(errors, &words);
     }
+}
+
+/// The message lies behind the failure in the completion queue: the long message's queue pair fails, and then a short
+/// message comes over the other one.
+#[test]
+fn a_message_that_arrived_before_the_loss_was_noticed_is_delivered() {
+    const RETRIES_EXCEEDED: i64 = 12;
+    let fake = Fake::new();
+    let mut ends = ends(&options(&fake));
+    let (mut long, mut place) = (vec![5_u8; 100_000], vec![0_u8; 100_000]);
+    let (mut short, mut got) = ([7_u8; 8], [0_u8; 8]);
+    let piece = |bytes: &mut [u8]| [Piece { ptr: bytes.as_mut_ptr(), len: bytes.len() }];
+    let [long, place, short, target] =
+        [piece(&mut long), piece(&mut place), piece(&mut short), piece(&mut got)];
+    // SAFETY: the buffers outlive the endpoints.
+    let pending = unsafe {
+        [
+            ends[1].post_recv(ON[1], 7, Sink::Place(&place), Token(1)).expect("receive"),
+            ends[0].post_send(ON[0], 7, &long, Token(2)).expect("send"),
+            ends[0].post_recv(ON[0], 9, Sink::Place(&target), Token(3)).expect("receive"),
+        ]
+    };
+    assert_eq!(pending, [Posted::Pending; 3]);
+    fake.set(Knob::NextStatus, RETRIES_EXCEEDED);
+    let mut events = Vec::new();
+    // This poll hears of the grant and posts the request, which fails.
+    ends[0].poll(&mut events);
+    assert!(events.is_empty(), "{events:?}");
+    // SAFETY: as above.
+    let posted = unsafe { ends[1].post_send(ON[1], 9, &short, Token(4)).expect("send") };
+    assert_eq!(posted, Posted::Done);
+    ends[0].poll(&mut events);
+    assert!(events.iter().any(|event| matches!(event, Event::Done(Token(3)))), "{events:?}");
+    assert!(events.iter().any(|event| matches!(event, Event::Failed(Token(2), _))), "{events:?}");
+    assert_eq!(got, [7; 8]);
 }
 
 #[test]

@@ -1,15 +1,21 @@
 //! Starts sends and receives, singly or together: the code that all their forms share.
 
+use std::sync::Arc;
+
+use kolo_gdr::Gpu;
 use kolo_transport::Piece;
 
 use super::Communicator;
 use crate::call::ranges::{Range, first_conflict, is_addressable};
 use crate::call::{AdapterAccess, Message, Single, Waited, transfer_tag};
-use crate::communicator::{CoreGuard, on_gpus};
+use crate::communicator::{Core, CoreGuard, on_gpus};
 use crate::drive::{self, Ticket};
 use crate::engine::{ANY_SOURCE, Kind, Owner, TransferJob};
 use crate::error::{Error, Result};
 use crate::types::{DataType, Element};
+
+/// The GPU that owns a message's memory, and how adapters access it.
+type OnGpu = (Arc<Gpu>, AdapterAccess);
 
 /// Memory of a message, of the host or of a GPU, as for [`RawCall`](crate::RawCall). For bindings and tools.
 #[derive(Clone, Copy, Debug)]
@@ -106,19 +112,7 @@ impl Communicator {
             );
             return Err(Error::Unsupported { context: shared.context(waited), problem });
         }
-        let mut gpus = Vec::with_capacity(transfers.len());
-        for Transfer { peer, message, .. } in transfers {
-            let gpu = on_gpus::owner(shared, (message.data, message.bytes), || waited)?;
-            let access = match &gpu {
-                Some(gpu) => {
-                    let buffer = (gpu, message.data.cast_const(), message.bytes);
-                    let path = on_gpus::message_path(shared, &mut core, *peer, buffer, waited)?;
-                    core.gpu.access(path)
-                }
-                None => AdapterAccess::Staged,
-            };
-            gpus.push(gpu.map(|gpu| (gpu, access)));
-        }
+        let gpus = self.on_gpus(&mut core, transfers, waited)?;
         core.calls.messages += 1;
         let mut tickets = Vec::with_capacity(transfers.len());
         for (Transfer { kind, peer, message }, gpu) in transfers.iter().zip(gpus) {
@@ -137,6 +131,19 @@ impl Communicator {
             }
         }
         Ok((core, tickets))
+    }
+
+    /// Returns the GPU of each message that is in GPU memory, and how adapters access it.
+    fn on_gpus(&self, core: &mut Core, transfers: &[Transfer], waited: Waited) -> Result<Vec<Option<OnGpu>>> {
+        on_gpus::begin(core);
+        let gpu_of = |Transfer { peer, message, .. }: &Transfer| {
+            let gpu = on_gpus::owner(&self.shared, (message.data, message.bytes), || waited)?;
+            let Some(gpu) = gpu else { return Ok(None) };
+            let buffer = (&gpu, message.data.cast_const(), message.bytes);
+            let path = on_gpus::message_path(&self.shared, core, *peer, buffer, waited)?;
+            Ok(Some((gpu, core.gpu.access(path))))
+        };
+        transfers.iter().map(gpu_of).collect()
     }
 
     /// Checks that every message has memory that can be addressed, and that the memory of receives overlaps no other.

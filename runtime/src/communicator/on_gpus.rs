@@ -43,6 +43,11 @@ pub(crate) fn foreseen(shared: &Shared, core: &Core, call: &Call) -> Option<GpuP
     core.gpu.foreseen(call, group.rank == call.root, group.routes.iter().all(Route::uses_adapters))
 }
 
+/// Prepares for a call, or for a group of messages: lets registrations go that are too many.
+pub(crate) fn begin(core: &mut Core) {
+    core.gpu.regions.shrink(&mut core.engine);
+}
+
 /// Returns the path of a call on GPU memory, after registering the buffers that it needs.
 ///
 /// # Errors
@@ -59,10 +64,12 @@ pub(crate) fn call_path(
     let buffers =
         [(&call.gpus().input, call.input, input), (&call.gpus().output, call.output.cast_const(), output)];
     let buffers = buffers.into_iter().filter_map(|(gpu, at, len)| Some((gpu.as_ref()?, at, len)));
+    begin(core);
     settle(shared, core, path, buffers, waited).map(Some)
 }
 
-/// Returns the path of a message from or to GPU memory, after registering the memory as needed.
+/// Returns the path of a message from or to GPU memory, after registering the memory as needed. [`begin`] comes
+/// before the first of a group.
 ///
 /// # Errors
 /// See [`call_path`].

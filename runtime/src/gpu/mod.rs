@@ -46,7 +46,7 @@ pub(crate) struct GpuAccess {
     rank: u32,
     /// Plan of the access; `None` if no peer is reached by RDMA.
     pub(crate) plan: Option<Plan>,
-    regions: Regions,
+    pub(crate) regions: Regions,
     pub(crate) counters: GpuCounters,
 }
 

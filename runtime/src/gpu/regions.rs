@@ -8,7 +8,7 @@ use kolo_transport::{Backing, DeviceCopier, Piece};
 
 use crate::engine::{Engine, SyncCopier};
 
-/// Most allocations kept registered. A program has few allocations, and uses parts of them.
+/// Most allocations kept registered between calls. A program has few allocations, and uses parts of them.
 const REGIONS_MAX: usize = 256;
 
 /// Registered memory, the most recently used last.
@@ -43,17 +43,9 @@ impl Regions {
         // pages.
         let ends = |known: &Allocation| known.start + known.bytes as u64;
         let stale = |known: &Allocation| known.start < ends(&found) && found.start < ends(known);
-        let idle = engine.outstanding() == 0;
-        let excess = if idle { (self.known.len() + 1).saturating_sub(REGIONS_MAX) } else { 0 };
-        let mut number = 0;
-        self.known.retain(|known| {
-            number += 1;
-            let goes = stale(known) || number <= excess;
-            if goes {
-                engine.deregister(memory_of(known));
-            }
-            !goes
-        });
+        for known in self.known.extract_if(.., |known| stale(known)) {
+            engine.deregister(memory_of(&known));
+        }
         let copier = self.sync_copier(gpu)?;
         let range = match path {
             Path::DmaBuf(how) => Some(gpu.export(found.start, found.bytes, how)?),
@@ -67,6 +59,17 @@ impl Regions {
             .map_err(|error| error.to_string())?;
         self.known.push(found);
         Ok(())
+    }
+
+    /// Deregisters the least recently used allocations beyond the bound, unless a call may be using them. Those of one
+    /// call, or of a group of messages, may exceed the bound, so this comes before the first of them.
+    pub(crate) fn shrink(&mut self, engine: &mut Engine) {
+        let excess = self.known.len().saturating_sub(REGIONS_MAX);
+        if excess > 0 && engine.outstanding() == 0 {
+            for known in self.known.drain(..excess) {
+                engine.deregister(memory_of(&known));
+            }
+        }
     }
 
     fn sync_copier(&mut self, gpu: &Arc<Gpu>) -> Result<Arc<dyn DeviceCopier>, String> {

@@ -209,19 +209,17 @@ impl Endpoint for RdmaEndpoint {
         if let Reach::No { because } = self.side.introduce(peer, &address.side)? {
             return Ok(Reach::No { because: format!("the TCP connection beside it: {because}") });
         }
-        let pairs = match reach::pairs(&self.rails, &address.rails) {
-            Ok(pairs) => pairs,
+        let (pairs, refused) = match reach::pairs(&self.rails, &address.rails) {
+            Ok(found) => found,
             Err(because) => return Ok(Reach::No { because }),
         };
-        let how = pairs
-            .iter()
-            .map(|&(ours, theirs)| {
-                let (ours, theirs) = (&self.rails[usize::from(ours)], &address.rails[usize::from(theirs)]);
-                let mtu = ours.path.mtu.min(theirs.mtu).bytes();
-                format!("{} {} to {}, {}, MTU {mtu}", ours.device, ours.gid, theirs.gid, ours.kind)
-            })
-            .collect::<Vec<_>>()
-            .join("; ");
+        let used = pairs.iter().map(|&(ours, theirs)| {
+            let (ours, theirs) = (&self.rails[usize::from(ours)], &address.rails[usize::from(theirs)]);
+            let mtu = ours.path.mtu.min(theirs.mtu).bytes();
+            format!("{} {} to {}, {}, MTU {mtu}", ours.device, ours.gid, theirs.gid, ours.kind)
+        });
+        let refused = refused.iter().map(|why| format!("not {why}"));
+        let how = used.chain(refused).collect::<Vec<_>>().join("; ");
         let known = &mut self.peers[peer as usize];
         known.address = Some(address);
         known.pairs = pairs;

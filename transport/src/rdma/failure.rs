@@ -51,8 +51,10 @@ impl RdmaEndpoint {
                 options: &self.options,
                 events,
             };
-            // An error is expected; the completions before it count.
-            let _ = drain(link, &mut peer.channels, &mut peer.touched, answers, &mut hands);
+            // An error is expected. Nothing that a peer says after invalid bytes counts.
+            if cause.kind != ErrorKind::Corrupt {
+                let _ = drain(link, &mut peer.channels, &mut peer.touched, answers, &mut hands);
+            }
             for (at, chan) in peer.channels.iter_mut().enumerate() {
                 let on = Channel { peer: number, index: at as u16 };
                 let _ = chan.as_deref_mut().map(|chan| receiving::pump(chan, on, hands.events));

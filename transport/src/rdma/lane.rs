@@ -30,7 +30,7 @@ const INLINE_BYTES: u32 = 192;
 pub(super) struct Settled {
     /// Length of the request.
     pub(super) bytes: usize,
-    /// The region that it was read from.
+    /// The region that it was read from, if the memory is the caller's.
     pub(super) held: Option<Use>,
     /// Number of the piece of the bounce buffer that it was read from.
     pub(super) chunk: Option<u8>,
@@ -202,6 +202,9 @@ impl Lane {
         let bytes = local.map_or(0, |local| local.bytes() as usize);
         let count = self.posted;
         let reported = settled.is_some() || count - self.reported >= UNREPORTED_MAX;
+        // The processor copies inline bytes, and it may be unable to read the caller's memory, such as a GPU's.
+        let is_ours = settled.as_ref().is_none_or(|settled| settled.held.is_none());
+        let inline = is_ours && bytes > 0 && bytes <= self.inline_bytes;
         let list = local.as_slice();
         let request = Send {
             id: u64::from(self.number) << LANE_SHIFT | count,
@@ -211,7 +214,7 @@ impl Lane {
             },
             local: list,
             report: if reported { Report::Yes } else { Report::No },
-            flags: if bytes > 0 && bytes <= self.inline_bytes { Flags::INLINE } else { Flags::NONE },
+            flags: if inline { Flags::INLINE } else { Flags::NONE },
         };
         // SAFETY: the caller's promise.
         unsafe { self.pair.post_send(&request)? };

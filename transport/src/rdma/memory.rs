@@ -7,6 +7,7 @@ use kolo_verbs::{Access, DmaBufSupport};
 use super::NAME;
 use super::endpoint::RdmaEndpoint;
 use super::options::Keep;
+use super::registrations::{Pages, Registrations};
 use super::stats::Counters;
 use crate::endpoint::Piece;
 use crate::error::{Error, ErrorKind};
@@ -27,7 +28,12 @@ impl RdmaEndpoint {
         match (self.options.keep, &self.unwatched) {
             (Keep::Always, _) => RegistrationPolicy::Promised,
             (Keep::Never, _) => RegistrationPolicy::Never,
-            (Keep::Watched, None) => RegistrationPolicy::Watched,
+            (Keep::Watched, None) if self.registrations.iter().all(Registrations::are_watched) => {
+                RegistrationPolicy::Watched
+            }
+            (Keep::Watched, None) => {
+                RegistrationPolicy::Unwatched { because: "a change of memory never ended".into() }
+            }
             (Keep::Watched, Some(because)) => RegistrationPolicy::Unwatched { because: because.clone() },
         }
     }
@@ -90,8 +96,10 @@ impl RdmaEndpoint {
         let cache = &mut self.registrations[at];
         match backing {
             // SAFETY: the caller's promise.
-            Backing::Pages | Backing::Device { export: None, .. } => unsafe {
-                cache.pin(memory.ptr, memory.len)
+            Backing::Pages => unsafe { cache.pin(memory.ptr, memory.len, Pages::Host) },
+            // SAFETY: the caller's promise.
+            Backing::Device { export: None, .. } => unsafe {
+                cache.pin(memory.ptr, memory.len, Pages::Device)
             },
             Backing::DmaBuf { descriptor, offset }
             | Backing::Device { export: Some((descriptor, offset)), .. } => {

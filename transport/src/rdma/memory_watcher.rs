@@ -6,26 +6,41 @@
 //! 1. The kernel delays every thread that changes watched memory until the watcher's thread has *read* the event.
 //!    `busy` is set before reading and cleared when the change is in the log, so a thread that looks after the change
 //!    sees one or the other.
-//! 2. The watcher's thread neither allocates nor frees, and takes no lock that is held across anything but copying: a
+//! 2. Only the thread that unmaps is delayed, and only once the addresses are free: another thread may get the same
+//!    addresses before the event is read. The kernel counts a change as under way from before the addresses are free
+//!    until the delay ends, and fails `UFFDIO_COPY` meanwhile. A thread that looks therefore asks for that first. The
+//!    system call takes some 200 ns, once for each range of a long message.
+//! 3. The watcher's thread neither allocates nor frees, and takes no lock that is held across anything but copying: a
 //!    thread that is delayed may hold any other lock.
-//! 3. Where the kernel can watch only for missing pages (not for write protection), touching a page that was given
+//! 4. Where the kernel can watch only for missing pages (not for write protection), touching a page that was given
 //!    back would wait for the watcher's thread. That thread therefore ends the watch of every range that it hears
 //!    about, which lets all threads go on.
 //!
-//! A range of memory can be watched by only one descriptor, so all endpoints of a process share one watcher.
+//! A range of memory can be watched by only one descriptor, so all endpoints of a process share one watcher. The
+//! descriptor is of the memory of the process that made it, so a child of that process starts a watcher of its own.
 
+use std::collections::BTreeMap;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
+
+use crate::sys::process::Process;
 
 /// Number of changes in the log. The oldest one cannot be trusted: a new change is written over it before that
 /// change is counted. A reader that has missed so many must assume that everything has changed.
 const LOG_LEN: usize = 256;
+
+/// Maximum number of watched ranges. A range divides a mapping into up to three, of which a process may have 65530
+/// (`vm.max_map_count`).
+const RANGES_MAX: usize = 8192;
+
+/// Lengths of huge pages in bytes, the shortest first: those of x86 (2 MiB, 1 GiB) and of ARM.
+const HUGE_PAGES: [usize; 5] = [64 << 10, 2 << 20, 32 << 20, 512 << 20, 1 << 30];
 
 /// Number of looks at `busy` before a waiting thread sleeps. They take longer than writing an entry. A thread of a
 /// real-time class that never slept could keep the watcher's thread from their processor for ever.
@@ -33,6 +48,10 @@ const LOOKS: u32 = 10_000;
 
 /// Sleep between further looks.
 const NAP: Duration = Duration::from_micros(50);
+
+/// Time after which a change that is still under way will never end. Some kernels do not take back the count of an
+/// `mremap` that failed.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 // linux/userfaultfd.h
 const UFFD_API: u64 = 0xaa;
@@ -48,14 +67,24 @@ const EVENT_UNMAP: u8 = 0x16;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
 const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
+const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
+
+/// Start and end of a range of memory.
+pub(super) type Range = (usize, usize);
 
 /// Watches memory. Its thread ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct MemoryWatcher {
     shared: Arc<Shared>,
     mode: u64,
+    /// Number of regions in each watched range. The watcher's thread does not use it.
+    ranges: Mutex<BTreeMap<Range, u32>>,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+    /// Whether changes can no longer be followed.
+    lost: AtomicBool,
+    /// The process whose memory is watched.
+    process: Process,
 }
 
 #[derive(Debug)]
@@ -79,7 +108,7 @@ impl MemoryWatcher {
     /// The reason why the kernel offers none to this process.
     pub(super) fn shared() -> Result<Arc<Self>, String> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(watcher) = shared.upgrade() {
+        if let Some(watcher) = shared.upgrade().filter(|watcher| watcher.process.is_current()) {
             return Ok(watcher);
         }
         let watcher = Arc::new(Self::start()?);
@@ -88,6 +117,16 @@ impl MemoryWatcher {
     }
 
     fn start() -> Result<Self, String> {
+        let mut watcher = Self::new()?;
+        let (theirs, end) = (Arc::clone(&watcher.shared), Arc::clone(&watcher.stop));
+        let run = move || theirs.listen(&end);
+        let thread = std::thread::Builder::new().name("kolo-memory".into()).spawn(run);
+        watcher.thread = Some(thread.map_err(|error| format!("starting its thread: {error}"))?);
+        Ok(watcher)
+    }
+
+    /// Makes a watcher without its thread.
+    fn new() -> Result<Self, String> {
         let (fd, mode) = open().map_err(|error| format!("userfaultfd: {error}"))?;
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
         let stop = Arc::new(stop.map_err(|error| format!("eventfd: {error}"))?);
@@ -98,40 +137,84 @@ impl MemoryWatcher {
             log: Mutex::new([(0, 0); LOG_LEN]),
             page: rustix::param::page_size(),
         });
-        let (theirs, end) = (Arc::clone(&shared), Arc::clone(&stop));
-        let run = move || theirs.listen(&end);
-        let thread = std::thread::Builder::new().name("kolo-memory".into()).spawn(run);
-        let thread = thread.map_err(|error| format!("starting its thread: {error}"))?;
-        Ok(Self { shared, mode, stop, thread: Some(thread) })
+        let (lost, process) = (AtomicBool::new(false), Process::current());
+        let ranges = Mutex::new(BTreeMap::new());
+        Ok(Self { shared, mode, ranges, stop, thread: None, lost, process })
     }
 
-    /// Watches these pages from now on. Returns `false` for memory that cannot be watched.
-    pub(super) fn add(&self, start: usize, end: usize) -> bool {
-        // struct uffdio_register: start, length, mode, operations that are then possible.
-        let mut argument = [start as u64, (end - start) as u64, self.mode, 0];
-        // SAFETY: the descriptor is a userfaultfd, and the argument has the form that the call requires. The memory
-        // does not change.
-        unsafe { libc::ioctl(self.shared.fd.as_raw_fd(), UFFDIO_REGISTER, argument.as_mut_ptr()) == 0 }
+    /// Watches the pages of a region until [`remove`](Self::remove). Returns `None` for memory that cannot be watched.
+    pub(super) fn add(&self, start: usize, end: usize) -> Option<Range> {
+        let (mut ranges, range) = (self.ranges(), (start, end));
+        if ranges.len() >= RANGES_MAX {
+            return None;
+        }
+        let range = match self.shared.watch(range, self.mode) {
+            Ok(()) => range,
+            // In huge pages, a range must begin and end with one; their mappings do. Only an end that lies in one may move,
+            // since other memory may follow the rest. In the other mode, a thread that touched a missing huge page would
+            // wait for ever.
+            Err(libc::EINVAL) if self.mode == MODE_WRITE_PROTECT => {
+                let around = |size: usize| {
+                    let (from, to) = (start & !(size - 1), end.next_multiple_of(size));
+                    [(from, end), (start, to), (from, to)]
+                };
+                let mut larger = HUGE_PAGES.into_iter().flat_map(around);
+                larger.find(|range| self.shared.watch(*range, self.mode).is_ok())?
+            }
+            Err(_) => return None,
+        };
+        *ranges.entry(range).or_insert(0) += 1;
+        Some(range)
     }
 
-    /// Returns the number of changes so far.
-    pub(super) fn changes(&self) -> u64 {
-        // By rule 1; the thread does no more than write one entry meanwhile.
-        let mut looks = 0;
-        while self.shared.busy.load(Ordering::SeqCst) {
+    /// Ends one [`add`](Self::add). Parts of the range that no other region covers are no longer watched, so that the
+    /// kernel can merge mappings again.
+    pub(super) fn remove(&self, range: Range) {
+        // The descriptor that a child inherits is of its parent's memory.
+        if !self.process.is_current() {
+            return;
+        }
+        let mut ranges = self.ranges();
+        let Some(count) = ranges.get_mut(&range) else { return };
+        *count -= 1;
+        if *count == 0 {
+            ranges.remove(&range);
+            for (start, end) in uncovered(range, ranges.keys()) {
+                self.shared.unwatch(start, end);
+            }
+        }
+    }
+
+    fn ranges(&self) -> MutexGuard<'_, BTreeMap<Range, u32>> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of changes so far; `None` if changes can no longer be followed, from then on.
+    pub(super) fn changes(&self) -> Option<u64> {
+        // By rules 1 and 2, in this order: when the change has ended, the thread is busy or has counted it. The wait
+        // is short: the thread writes one entry meanwhile, and wakes the one that it delayed.
+        let (mut looks, mut began) = (0, None);
+        while !self.is_lost() && (self.shared.is_changing() || self.shared.busy.load(Ordering::SeqCst)) {
             if looks < LOOKS {
                 looks += 1;
                 std::hint::spin_loop();
             } else {
+                let began = *began.get_or_insert_with(Instant::now);
+                self.lost.fetch_or(began.elapsed() > PATIENCE, Ordering::Relaxed);
                 std::thread::sleep(NAP);
             }
         }
-        self.shared.count.load(Ordering::SeqCst)
+        (!self.is_lost()).then(|| self.shared.count.load(Ordering::SeqCst))
+    }
+
+    /// Returns whether changes can no longer be followed.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
     }
 
     /// Reports the changes from number `from` up to `to`, or that everything may have changed.
     pub(super) fn changed(&self, from: u64, to: u64, mut each: impl FnMut(usize, usize)) {
-        // This is a copy, since `each` may have to wait for the thread (rule 2).
+        // This is a copy, since `each` may have to wait for the thread (rule 3).
         let log = *self.shared.log();
         // Some entries may have been overwritten while they were copied.
         let now = self.shared.count.load(Ordering::SeqCst);
@@ -151,8 +234,28 @@ fn is_whole(from: u64, now: u64) -> bool {
     now - from < LOG_LEN as u64
 }
 
+/// Returns the parts of a range that none of the others covers. These are sorted.
+fn uncovered<'a>((start, end): Range, others: impl IntoIterator<Item = &'a Range>) -> Vec<Range> {
+    let (mut parts, mut at) = (Vec::new(), start);
+    for &(from, to) in others.into_iter().filter(|other| other.0 < end && start < other.1) {
+        if at < from {
+            parts.push((at, from));
+        }
+        at = at.max(to);
+    }
+    if at < end {
+        parts.push((at, end));
+    }
+    parts
+}
+
 impl Drop for MemoryWatcher {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            // A child has neither the thread nor a say in what it does.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         // This fails only if the thread is signalled already.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
@@ -165,6 +268,39 @@ impl Drop for MemoryWatcher {
 impl Shared {
     fn log(&self) -> MutexGuard<'_, [(usize, usize); LOG_LEN]> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a change of watched memory is under way.
+    fn is_changing(&self) -> bool {
+        // struct uffdio_copy: target, source, length, mode, bytes copied. The kernel refuses this, and by that question
+        // first.
+        let mut nothing = [0u64; 5];
+        // SAFETY: the descriptor is a userfaultfd, and the argument has the form that the call requires. An empty range
+        // is never copied.
+        let code = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_COPY, nothing.as_mut_ptr()) };
+        code != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
+    }
+
+    /// Watches a range.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    fn watch(&self, (start, end): Range, mode: u64) -> Result<(), i32> {
+        // struct uffdio_register: start, length, mode, operations that are then possible.
+        let mut argument = [start as u64, (end - start) as u64, mode, 0];
+        // SAFETY: the descriptor is a userfaultfd, and the argument has the form that the call requires. The memory
+        // does not change.
+        match unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, argument.as_mut_ptr()) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or_default()),
+        }
+    }
+
+    /// Ends the watch of a range. This fails if the memory is gone.
+    fn unwatch(&self, start: usize, end: usize) {
+        let mut range = [start as u64, (end - start) as u64];
+        // SAFETY: the descriptor is a userfaultfd; the call only ends a watch.
+        unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
     }
 
     fn listen(&self, stop: &OwnedFd) {
@@ -201,10 +337,8 @@ impl Shared {
             _ => return,
         };
         if event == EVENT_REMOVE || event == EVENT_PAGEFAULT {
-            // By rule 3: threads that wait for a page go on.
-            let mut range = [start as u64, (end - start) as u64];
-            // SAFETY: the descriptor is a userfaultfd; the call only ends a watch.
-            unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
+            // By rule 4: threads that wait for a page go on.
+            self.unwatch(start, end);
         }
         let count = self.count.load(Ordering::SeqCst);
         self.log()[(count % LOG_LEN as u64) as usize] = (start, end);
@@ -250,6 +384,17 @@ mod tests {
     use super::*;
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
+    /// Maps memory, and touches it.
+    fn map(at: *mut u8, len: usize, flags: MapFlags) -> Result<*mut u8, rustix::io::Errno> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the call maps new memory, and replaces none. These are `len` bytes that nobody else uses.
+        unsafe {
+            let memory = mmap_anonymous(at.cast(), len, access, MapFlags::PRIVATE | flags)?.cast::<u8>();
+            memory.write_bytes(1, len);
+            Ok(memory)
+        }
+    }
+
     #[test]
     fn unmapping_and_giving_back_are_told_and_other_memory_is_not() {
         let watcher = match MemoryWatcher::start() {
@@ -257,33 +402,20 @@ mod tests {
             Err(because) => return println!("skipped: {because}"),
         };
         let len = 64 * rustix::param::page_size();
-        let map = || {
-            // SAFETY: the call maps new memory.
-            let memory = unsafe {
-                mmap_anonymous(
-                    std::ptr::null_mut(),
-                    len,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::PRIVATE,
-                )
-            };
-            let memory = memory.expect("memory").cast::<u8>();
-            // SAFETY: these are `len` bytes that nobody else uses.
-            unsafe { memory.write_bytes(1, len) };
-            memory
-        };
+        let map = || map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory");
         let (one, two, other) = (map(), map(), map());
         for memory in [one, two] {
-            assert!(watcher.add(memory.addr(), memory.addr() + len), "{}", std::io::Error::last_os_error());
+            let watched = watcher.add(memory.addr(), memory.addr() + len);
+            assert!(watched.is_some(), "{}", std::io::Error::last_os_error());
         }
-        assert_eq!(watcher.changes(), 0);
+        assert_eq!(watcher.changes(), Some(0));
         // SAFETY: the memory was mapped above, and is no longer used.
         unsafe { munmap(other.cast(), len).expect("munmap") };
-        assert_eq!(watcher.changes(), 0, "memory that is not watched");
+        assert_eq!(watcher.changes(), Some(0), "memory that is not watched");
         // SAFETY: the memory was mapped above; nobody relies on its contents.
         unsafe { madvise(one.cast(), len, Advice::LinuxDontNeed).expect("madvise") };
         let mut told = Vec::new();
-        let changes = watcher.changes();
+        let changes = watcher.changes().expect("followed");
         watcher.changed(0, changes, |start, end| told.push((start, end)));
         assert!(told.iter().any(|&(start, end)| start < one.addr() + len && one.addr() < end), "{told:x?}");
         // No thread waits for a page for ever, in either mode of the kernel. SAFETY: the memory is still mapped.
@@ -291,12 +423,129 @@ mod tests {
         // SAFETY: the memory was mapped above, and is no longer used.
         unsafe { munmap(two.cast(), len).expect("munmap") };
         told.clear();
-        let now = watcher.changes();
+        let now = watcher.changes().expect("followed");
         assert!(now > changes);
         watcher.changed(changes, now, |start, end| told.push((start, end)));
         assert!(told.contains(&(two.addr(), two.addr() + len)), "{told:x?}");
         // SAFETY: the memory was mapped above, and is no longer used.
         unsafe { munmap(one.cast(), len).expect("munmap") };
+    }
+
+    /// The thread that unmaps the memory is delayed until its event is read; the thread that maps other memory there is
+    /// not. The watcher has no thread until the memory is mapped.
+    #[test]
+    fn a_change_counts_before_another_thread_can_have_the_addresses() {
+        let mut watcher = match MemoryWatcher::new() {
+            Ok(watcher) => watcher,
+            Err(because) => return println!("skipped: {because}"),
+        };
+        let len = 64 * rustix::param::page_size();
+        let at = map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory").expose_provenance();
+        assert!(watcher.add(at, at + len).is_some(), "{}", std::io::Error::last_os_error());
+        assert!(!watcher.shared.is_changing());
+        let memory = move || std::ptr::with_exposed_provenance_mut::<u8>(at);
+        // SAFETY: the memory was mapped above, and is no longer used.
+        let other = std::thread::spawn(move || unsafe { munmap(memory().cast(), len).expect("munmap") });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while map(memory(), len, MapFlags::FIXED_NOREPLACE).is_err() {
+            assert!(Instant::now() < deadline, "the addresses are never free");
+        }
+        assert!(watcher.shared.is_changing());
+        let (theirs, end) = (Arc::clone(&watcher.shared), Arc::clone(&watcher.stop));
+        watcher.thread = Some(std::thread::spawn(move || theirs.listen(&end)));
+        assert_eq!(watcher.changes(), Some(1));
+        other.join().expect("it ends");
+        // SAFETY: the memory was mapped above, and is no longer used.
+        unsafe { munmap(memory().cast(), len).expect("munmap") };
+    }
+
+    /// The child inherits a watcher that is in use, and drops it.
+    #[test]
+    fn a_child_watches_its_own_memory() {
+        let inherited = match MemoryWatcher::shared() {
+            Ok(watcher) => watcher,
+            Err(because) => return println!("skipped: {because}"),
+        };
+        let sees_a_change = |watcher: &MemoryWatcher| {
+            let len = 64 * rustix::param::page_size();
+            let memory = map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory");
+            let before = watcher.changes();
+            let is_watched = watcher.add(memory.addr(), memory.addr() + len).is_some();
+            // SAFETY: the memory was mapped above, and is no longer used.
+            unsafe { munmap(memory.cast(), len).expect("munmap") };
+            is_watched && watcher.changes() > before
+        };
+        // SAFETY: the C library permits allocation and threads in a child. The child ends here, or by its alarm.
+        match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: the call takes no pointer.
+                unsafe { libc::alarm(20) };
+                let passed = MemoryWatcher::shared().is_ok_and(|watcher| sees_a_change(&watcher));
+                drop(inherited);
+                // SAFETY: this ends the process.
+                unsafe { libc::_exit(i32::from(!passed)) }
+            }
+            child => {
+                assert!(child > 0, "cannot fork");
+                let mut status = 0;
+                // SAFETY: this waits for the child that was just made.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!(status, 0, "the child's status");
+            }
+        }
+        assert!(sees_a_change(&inherited), "the parent's is unaffected");
+    }
+
+    #[test]
+    fn memory_is_watched_as_long_as_a_region_covers_it() {
+        let watcher = match MemoryWatcher::start() {
+            Ok(watcher) => watcher,
+            Err(because) => return println!("skipped: {because}"),
+        };
+        let page = rustix::param::page_size();
+        let at = map(std::ptr::null_mut(), 8 * page, MapFlags::empty()).expect("memory").expose_provenance();
+        let add = |from: usize, to: usize| watcher.add(at + from * page, at + to * page).expect("watched");
+        let whole = [add(0, 8), add(0, 8)];
+        add(2, 4);
+        let gives_back = |number: usize| {
+            let before = watcher.changes();
+            let memory = std::ptr::with_exposed_provenance_mut::<u8>(at + number * page);
+            // SAFETY: the memory was mapped above; nobody relies on its contents.
+            unsafe { madvise(memory.cast(), page, Advice::LinuxDontNeed).expect("madvise") };
+            watcher.changes() > before
+        };
+        watcher.remove(whole[0]);
+        assert!(gives_back(7));
+        watcher.remove(whole[1]);
+        assert_eq!([1, 2, 3, 4].map(gives_back), [false, true, true, false]);
+    }
+
+    #[test]
+    fn a_part_of_a_huge_page_is_watched() {
+        const SIZE: usize = 2 << 20;
+        let watcher = match MemoryWatcher::start() {
+            Ok(watcher) => watcher,
+            Err(because) => return println!("skipped: {because}"),
+        };
+        let memory = match map(std::ptr::null_mut(), 2 * SIZE, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
+            Ok(memory) => memory,
+            Err(error) => return println!("skipped: huge pages: {error}"),
+        };
+        let at = memory.expose_provenance();
+        let watched = watcher.add(at + SIZE / 2, at + SIZE / 2 + 8192).expect("watched");
+        assert_eq!(watched, (at, at + SIZE));
+        // SAFETY: the memory was mapped above, and is no longer used.
+        unsafe { munmap(memory.cast(), 2 * SIZE).expect("munmap") };
+        assert!(watcher.changes() > Some(0));
+        watcher.remove(watched);
+    }
+
+    #[test]
+    fn parts_that_others_cover_are_left_out() {
+        assert_eq!(uncovered((10, 20), &[]), [(10, 20)]);
+        assert_eq!(uncovered((10, 20), &[(0, 5), (5, 10), (20, 30)]), [(10, 20)]);
+        assert_eq!(uncovered((10, 20), &[(0, 12), (11, 13), (15, 16), (18, 25)]), [(13, 15), (16, 18)]);
+        assert_eq!(uncovered((10, 20), &[(0, 30), (12, 14)]), []);
     }
 
     /// The watcher's thread writes change 256 over change 0 before it counts it.

@@ -230,7 +230,8 @@ impl RdmaEndpoint {
     }
 }
 
-/// Takes all completions of a link. `answers` means that this side answers probes.
+/// Takes all completions of a link. `answers` means that this side answers probes. A failure is returned at the end,
+/// since the completions behind it count too: messages that have arrived are still delivered.
 pub(super) fn drain(
     link: &mut Link,
     channels: &mut [Option<Box<Chan>>],
@@ -239,33 +240,33 @@ pub(super) fn drain(
     hands: &mut Hands<'_>,
 ) -> Result<bool, Trouble> {
     let mut moved = false;
-    let mut flushed = None;
+    let mut failures = Failures::default();
     for at in 0..link.queues.len() {
         loop {
             let mut batch = [Completion::default(); BATCH];
-            let count = link.queues[at].1.poll(&mut batch)?;
+            let count = link.queues[at].1.poll(&mut batch).unwrap_or_else(|error| {
+                failures.note(error.into());
+                0
+            });
             for completion in &batch[..count] {
                 moved = true;
-                if let Err(failure) = completion.result() {
-                    // Requests behind a failed one are flushed, which says only that something failed; another
-                    // completion may say more.
-                    if failure.status.blame() == Blame::Consequence {
-                        flushed.get_or_insert((completion.queue_pair(), failure));
-                        continue;
-                    }
-                    return Err(Trouble::Failed(completion.queue_pair(), failure));
-                }
-                match Request::of(completion.id()) {
-                    Request::Send { lane, count } => {
-                        settle(link, lane, count, hands)?;
+                match completion.result().map(|()| Request::of(completion.id())) {
+                    Err(failure) => failures.note(Trouble::Failed(completion.queue_pair(), failure)),
+                    Ok(Request::Send { lane, count }) => {
+                        failures.note_err(settle(link, lane, count, hands));
                         *touched = u64::MAX;
                     }
-                    Request::Receive { lane } => {
-                        link.lanes[usize::from(lane)].receive_taken()?;
+                    // Nothing that a peer says after invalid bytes counts.
+                    Ok(Request::Receive { .. }) if failures.corrupt => {}
+                    Ok(Request::Receive { lane }) => {
+                        let lane = usize::from(lane);
+                        failures.note_err(link.lanes[lane].receive_taken().map_err(Trouble::from));
                         let note = completion.immediate().and_then(Note::decode);
-                        let (note, channel) = note.ok_or(Trouble::Corrupt("a note"))?;
-                        *touched |= 1 << channel;
-                        hear(link, channels, usize::from(lane), note, channel, answers, hands)?;
+                        let heard = note.ok_or(Trouble::Corrupt("a note")).and_then(|(note, channel)| {
+                            *touched |= 1 << channel;
+                            hear(link, channels, lane, note, channel, answers, hands)
+                        });
+                        failures.note_err(heard);
                     }
                 }
             }
@@ -274,9 +275,41 @@ pub(super) fn drain(
             }
         }
     }
-    match flushed {
-        Some((number, failure)) => Err(Trouble::Failed(number, failure)),
-        None => Ok(moved),
+    failures.worst().map_or(Ok(moved), Err)
+}
+
+/// The failures among the completions of a link.
+#[derive(Default)]
+struct Failures {
+    first: Option<Trouble>,
+    /// The first request that was flushed. Requests behind a failed one are, which says only that something failed;
+    /// another completion may say more.
+    flushed: Option<Trouble>,
+    /// Whether the peer sent invalid bytes.
+    corrupt: bool,
+}
+
+impl Failures {
+    fn note(&mut self, trouble: Trouble) {
+        self.corrupt |= matches!(trouble, Trouble::Corrupt(_));
+        match &trouble {
+            Trouble::Failed(_, failure) if failure.status.blame() == Blame::Consequence => {
+                self.flushed.get_or_insert(trouble);
+            }
+            _ => {
+                self.first.get_or_insert(trouble);
+            }
+        }
+    }
+
+    fn note_err(&mut self, result: Result<(), Trouble>) {
+        if let Err(trouble) = result {
+            self.note(trouble);
+        }
+    }
+
+    fn worst(self) -> Option<Trouble> {
+        self.first.or(self.flushed)
     }
 }
 

@@ -6,13 +6,21 @@ use kolo_verbs::GidKind;
 
 use super::address::RailAddress;
 use super::rails::{Rail, ip};
+use crate::tcp::is_neighbour;
 
-/// Returns pairs of rails (this side's, the peer's) that reach each other, each rail in at most one pair; or the
-/// reasons why there are none. The lower rank's choice counts for both.
-pub(super) fn pairs(ours: &[Rail], theirs: &[RailAddress]) -> Result<Vec<(u8, u8)>, String> {
-    let (mut pairs, mut reasons) = (Vec::new(), Vec::new());
+/// Rails of this side and of the peer, by number, that reach each other.
+pub(super) type Pairs = Vec<(u8, u8)>;
+
+/// Pairs rails that reach each other, each rail with at most one other. Returns the pairs, and the reasons why rails of
+/// this side are in none.
+///
+/// # Errors
+/// If there are no pairs, with the same reasons. The lower rank's choice counts for both.
+pub(super) fn pairs(ours: &[Rail], theirs: &[RailAddress]) -> Result<(Pairs, Vec<String>), String> {
+    let (mut pairs, mut refused) = (Vec::new(), Vec::new());
     let mut taken = vec![false; theirs.len()];
     for (at, rail) in ours.iter().enumerate() {
+        let mut reasons = Vec::new();
         // The rail with the same number comes first: hosts of a fleet are wired alike.
         let order = (0..theirs.len()).map(|step| (at + step) % theirs.len());
         for there in order.filter(|&there| !taken[there]).collect::<Vec<_>>() {
@@ -20,13 +28,15 @@ pub(super) fn pairs(ours: &[Rail], theirs: &[RailAddress]) -> Result<Vec<(u8, u8
                 Ok(()) => {
                     taken[there] = true;
                     pairs.push((at as u8, there as u8));
+                    reasons.clear();
                     break;
                 }
                 Err(why) => reasons.push(format!("{} to {}: {why}", rail.device, theirs[there].gid)),
             }
         }
+        refused.append(&mut reasons);
     }
-    if pairs.is_empty() { Err(reasons.join("; ")) } else { Ok(pairs) }
+    if pairs.is_empty() { Err(refused.join("; ")) } else { Ok((pairs, refused)) }
 }
 
 fn reaches(rail: &Rail, peer: &RailAddress) -> Result<(), String> {
@@ -46,7 +56,9 @@ fn reaches(rail: &Rail, peer: &RailAddress) -> Result<(), String> {
     }
 }
 
-/// Checks that the kernel's routes lead from one address to the other, since RoCE follows them.
+/// Checks that the kernel's routes lead from one address to the other, since RoCE follows them. RoCE looks for a route by
+/// the interface of the address, and so finds the network of that address also where another interface in the same
+/// network comes first.
 fn routed(from: IpAddr, to: IpAddr) -> Result<(), String> {
     if let IpAddr::V6(address) = to
         && (address.segments()[0] & 0xffc0) == 0xfe80
@@ -68,6 +80,9 @@ fn routed(from: IpAddr, to: IpAddr) -> Result<(), String> {
     }
     if source.ip() == to {
         return Err("it is on this host, and an adapter does not reach another one on its own host".into());
+    }
+    if is_neighbour(from, to) {
+        return Ok(());
     }
     Err(format!("packets there leave from {}, not from {from}", source.ip()))
 }

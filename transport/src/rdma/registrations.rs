@@ -10,7 +10,8 @@
 //!    after memory is unmapped and mapped anew at the same address, the adapter still accesses the old pages. A
 //!    region is kept if the caller asked for that ([`Keep::Always`], or an explicit registration), or if the kernel
 //!    reports such changes ([`Keep::Watched`]; see `memory_watcher`).
-//! 4. The number and the bytes of kept regions are bounded; the least recently used region is dropped first.
+//! 4. The number and the bytes of unused regions are bounded; the least recently used region is dropped first. A region
+//!    longer than the bound is not kept.
 //! 5. Memory that was lent for an operation is registered as a whole, at once, and stays registered at least until
 //!    the operation is complete; its parts are found in it.
 //! 6. Memory that would not be kept is registered for an operation only if it is long; see [`LONG_BYTES`]. Shorter
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use kolo_verbs::{Access, Error, MemoryRegion, ProtectionDomain};
 
 use super::lent::Lent;
-use super::memory_watcher::MemoryWatcher;
+use super::memory_watcher::{MemoryWatcher, Range};
 use super::options::{Keep, RdmaOptions};
 
 /// A use of a region.
@@ -33,6 +34,15 @@ pub(super) struct Use {
     pub(super) remote_key: u32,
 }
 
+/// Owner of a region's pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pages {
+    /// The host, so that they count as locked memory.
+    Host,
+    /// A device, such as a GPU.
+    Device,
+}
+
 #[derive(Debug)]
 struct Entry {
     start: usize,
@@ -41,12 +51,22 @@ struct Entry {
     users: u32,
     /// Number of explicit registrations.
     pinned: u32,
+    pages: Pages,
     /// Whether the region may stay when it is unused.
     keep: bool,
+    /// The range that is watched for it.
+    watched: Option<Range>,
     /// Whether some of its memory changed while it was in use; look-ups then ignore it.
     stale: bool,
     /// Time of the last look-up that found it, counted in look-ups.
     stamp: u64,
+}
+
+impl Entry {
+    /// Returns whether the region is unused. Each such region is kept: those that are not kept are gone.
+    fn is_unused(&self) -> bool {
+        self.users == 0 && self.pinned == 0 && self.stamp > 0
+    }
 }
 
 /// Counters of the cache.
@@ -75,16 +95,18 @@ pub(super) struct Registrations {
     free: Vec<u32>,
     /// Start and number of each region, sorted.
     order: Vec<(usize, u32)>,
+    /// Number and bytes of the unused regions.
+    kept: usize,
     kept_bytes: usize,
-    /// Bytes of all regions, and the limit on the bytes of the caller's buffers if lockable memory is short.
-    bytes: u64,
+    /// Bytes of the caller's memory that is locked, and their limit if lockable memory is short.
+    locked_bytes: u64,
     room: Option<u64>,
     stamp: u64,
     watcher: Option<Arc<MemoryWatcher>>,
     seen: u64,
     pub(super) lent: Vec<Lent>,
     /// Ranges that could not be watched, the latest first.
-    unwatchable: Vec<(usize, usize)>,
+    unwatchable: Vec<Unwatchable>,
     pub(super) counters: CacheCounters,
 }
 
@@ -98,6 +120,18 @@ const LONG_BYTES: usize = 1 << 20;
 
 /// Maximum number of ranges that are remembered as unwatchable.
 const UNWATCHABLE_MAX: usize = 64;
+
+/// Number of refusals after which a range is tried again, so that the cost of trying is negligible.
+const TRY_EVERY: u32 = 64;
+
+/// A range that could not be watched.
+#[derive(Debug)]
+struct Unwatchable {
+    start: usize,
+    end: usize,
+    /// How often memory in it was refused since.
+    refused: u32,
+}
 
 impl Registrations {
     pub(super) fn new(
@@ -115,8 +149,9 @@ impl Registrations {
             entries: Vec::new(),
             free: Vec::new(),
             order: Vec::new(),
+            kept: 0,
             kept_bytes: 0,
-            bytes: 0,
+            locked_bytes: 0,
             room: None,
             stamp: 0,
             watcher,
@@ -165,22 +200,40 @@ impl Registrations {
         let is_kept = match self.policy {
             // The user asked for registration, so its cost is not weighed.
             Keep::Always | Keep::Never => true,
-            Keep::Watched => {
-                self.watcher.is_some()
-                    && !self.unwatchable.iter().any(|known| known.0 < end && start < known.1)
-            }
+            Keep::Watched => self.watcher.is_some() && self.fits(start, end) && self.may_watch(start, end),
         };
-        if end - start > self.bytes_max || !is_kept && len < LONG_BYTES {
+        if !is_kept && len < LONG_BYTES {
             return None;
         }
         let needed = (end - start) as u64;
-        while self.room.is_some_and(|room| self.bytes + needed > room) {
+        while self.room.is_some_and(|room| self.locked_bytes + needed > room) {
             if !self.evict() {
                 return None;
             }
         }
         // SAFETY: the caller's promise; pages are mapped as a whole.
-        unsafe { self.register(start, end, needs) }.ok()
+        unsafe { self.register(start, end, needs, Pages::Host) }.ok()
+    }
+
+    /// Returns whether a region of these bytes may be kept.
+    fn fits(&self, start: usize, end: usize) -> bool {
+        end - start <= self.bytes_max
+    }
+
+    /// Returns whether a range may be watched as far as is known, or should be tried again: it may be other memory by
+    /// now.
+    fn may_watch(&mut self, start: usize, end: usize) -> bool {
+        let Some(known) = self.unwatchable.iter_mut().find(|known| known.start < end && start < known.end)
+        else {
+            return true;
+        };
+        known.refused = known.refused.wrapping_add(1);
+        known.refused.is_multiple_of(TRY_EVERY)
+    }
+
+    /// Returns whether changes of memory are noticed.
+    pub(super) fn are_watched(&self) -> bool {
+        self.watcher.is_some()
     }
 
     /// Limits the memory that is registered implicitly. Explicit registrations are the user's responsibility.
@@ -199,6 +252,7 @@ impl Registrations {
         entry.users -= 1;
         if entry.users == 0 && entry.pinned == 0 {
             if entry.keep && (self.policy == Keep::Always || self.watcher.is_some()) {
+                self.kept += 1;
                 self.kept_bytes += entry.end - entry.start;
                 self.shrink();
             } else {
@@ -211,14 +265,14 @@ impl Registrations {
     ///
     /// # Safety
     /// The memory stays mapped until then.
-    pub(super) unsafe fn pin(&mut self, ptr: *mut u8, len: usize) -> Result<(), Error> {
+    pub(super) unsafe fn pin(&mut self, ptr: *mut u8, len: usize, pages: Pages) -> Result<(), Error> {
         self.heed();
         let (start, end) = self.pages(ptr, len);
         // A larger region would be kept as a whole, though the caller promises only these bytes.
         let number = match self.exactly(start, end) {
             Some(number) => number,
             // SAFETY: the caller's promise.
-            None => unsafe { self.register(start, end, Access::LOCAL_READ)? },
+            None => unsafe { self.register(start, end, Access::LOCAL_READ, pages)? },
         };
         let held = self.take(number);
         if let Some(entry) = self.entries[number as usize].as_mut() {
@@ -232,7 +286,7 @@ impl Registrations {
     pub(super) fn adopt(&mut self, region: MemoryRegion) {
         let start = region.address() as usize;
         let end = start + region.len();
-        let number = self.insert(start, end, region);
+        let number = self.insert(start, end, region, Pages::Device);
         self.counters.misses += 1;
         if let Some(entry) = self.entries[number as usize].as_mut() {
             entry.pinned = 1;
@@ -293,8 +347,9 @@ impl Registrations {
     fn take(&mut self, number: u32) -> Use {
         self.stamp += 1;
         let entry = self.entries[number as usize].as_mut().expect("a region that was found");
-        if entry.users == 0 && entry.pinned == 0 && entry.keep && entry.stamp > 0 {
-            self.kept_bytes = self.kept_bytes.saturating_sub(entry.end - entry.start);
+        if entry.is_unused() {
+            self.kept -= 1;
+            self.kept_bytes -= entry.end - entry.start;
         }
         entry.users += 1;
         entry.stamp = self.stamp;
@@ -303,7 +358,13 @@ impl Registrations {
 
     /// # Safety
     /// As [`Registrations::acquire`].
-    unsafe fn register(&mut self, start: usize, end: usize, needs: Access) -> Result<u32, Error> {
+    unsafe fn register(
+        &mut self,
+        start: usize,
+        end: usize,
+        needs: Access,
+        pages: Pages,
+    ) -> Result<u32, Error> {
         let first = std::ptr::with_exposed_provenance_mut::<u8>(start);
         let access = Access::LOCAL_WRITE | REMOTE | Access::RELAXED_ORDERING;
         let domain = self.domain.clone();
@@ -321,29 +382,38 @@ impl Registrations {
             }
             other => other,
         };
-        let number = self.insert(start, end, region?);
+        let number = self.insert(start, end, region?, pages);
         self.counters.misses += 1;
         // Watching begins only now: pinning allocates pages that were never touched, which the watch would otherwise
         // have to handle. No change is missed, since the caller leaves the memory mapped while it is in use.
-        let watched = self.watcher.as_ref().is_some_and(|watcher| watcher.add(start, end));
-        if !watched && self.watcher.is_some() {
-            self.unwatchable.truncate(UNWATCHABLE_MAX - 1);
-            self.unwatchable.insert(0, (start, end));
+        let fits = self.fits(start, end);
+        let watcher = self.watcher.as_ref().filter(|_| fits);
+        let watched = watcher.and_then(|watcher| watcher.add(start, end));
+        if watcher.is_some() {
+            self.unwatchable.retain(|known| end <= known.start || known.end <= start);
+            if watched.is_none() {
+                self.unwatchable.truncate(UNWATCHABLE_MAX - 1);
+                self.unwatchable.insert(0, Unwatchable { start, end, refused: 0 });
+            }
         }
         if let Some(entry) = self.entries[number as usize].as_mut() {
-            entry.keep = watched || self.policy == Keep::Always;
+            entry.watched = watched;
+            entry.keep = watched.is_some() || self.policy == Keep::Always && fits;
         }
         Ok(number)
     }
 
-    fn insert(&mut self, start: usize, end: usize, region: MemoryRegion) -> u32 {
-        let entry = Entry { start, end, region, users: 0, pinned: 0, keep: false, stale: false, stamp: 0 };
+    fn insert(&mut self, start: usize, end: usize, region: MemoryRegion, pages: Pages) -> u32 {
+        let (keep, stale, watched) = (false, false, None);
+        let entry = Entry { start, end, region, users: 0, pinned: 0, pages, keep, watched, stale, stamp: 0 };
         let number = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() as u32 - 1
         });
         self.entries[number as usize] = Some(entry);
-        self.bytes += (end - start) as u64;
+        if pages == Pages::Host {
+            self.locked_bytes += (end - start) as u64;
+        }
         let at = self.order.partition_point(|&(other, _)| other <= start);
         self.order.insert(at, (start, number));
         number
@@ -353,16 +423,18 @@ impl Registrations {
     fn forget(&mut self, number: u32) {
         let Some(entry) = self.entries[number as usize].take() else { return };
         self.order.retain(|&(_, other)| other != number);
-        self.bytes -= (entry.end - entry.start) as u64;
+        if entry.pages == Pages::Host {
+            self.locked_bytes -= (entry.end - entry.start) as u64;
+        }
         self.free.push(number);
-        // Its memory stays watched, because another region may cover the same pages. That costs nothing until the
-        // memory changes.
-        drop(entry);
+        if let Some((watcher, range)) = self.watcher.as_ref().zip(entry.watched) {
+            watcher.remove(range);
+        }
     }
 
     /// Drops the least recently used regions until the bounds hold.
     fn shrink(&mut self) {
-        while self.kept_bytes > self.bytes_max || self.order.len() > self.regions_max {
+        while self.kept_bytes > self.bytes_max || self.kept > self.regions_max {
             if !self.evict() {
                 return;
             }
@@ -370,19 +442,18 @@ impl Registrations {
     }
 
     fn evict(&mut self) -> bool {
-        let idle = |entry: &&Entry| entry.users == 0 && entry.pinned == 0;
-        let oldest =
-            self.entries.iter().enumerate().filter_map(|(at, e)| Some((at, e.as_ref().filter(idle)?)));
-        let Some((number, bytes)) = oldest
-            .min_by_key(|(_, entry)| entry.stamp)
-            .map(|(at, entry)| (at as u32, entry.end - entry.start))
-        else {
-            return false;
-        };
-        self.kept_bytes = self.kept_bytes.saturating_sub(bytes);
+        let unused = (0..).zip(&self.entries).filter_map(|(number, entry)| {
+            entry.as_ref().filter(|entry| entry.is_unused()).map(|entry| (entry.stamp, number))
+        });
+        let Some((_, number)) = unused.min() else { return false };
         self.counters.evicted += 1;
-        self.forget(number);
+        self.drop_unused(number);
         true
+    }
+
+    fn drop_unused(&mut self, number: u32) {
+        let held = self.take(number);
+        self.forget(held.number);
     }
 
     /// Drops all unused regions, when no more memory can be locked. Returns whether there were any.
@@ -396,25 +467,40 @@ impl Registrations {
 
     /// Handles the changes of memory that the kernel has reported.
     fn heed(&mut self) {
-        let Some(watcher) = &self.watcher else { return };
-        let now = watcher.changes();
-        if now == self.seen {
-            return;
-        }
-        let watcher = Arc::clone(watcher);
+        let Some(watcher) = self.watcher.clone() else { return };
+        let Some(now) = watcher.changes() else {
+            self.watcher = None;
+            return self.invalidate(0, usize::MAX);
+        };
         let seen = std::mem::replace(&mut self.seen, now);
-        watcher.changed(seen, now, |start, end| {
-            for at in 0..self.entries.len() {
-                let Some(entry) = self.entries[at].as_mut() else { continue };
-                if entry.start < end && start < entry.end && entry.pinned == 0 {
-                    self.counters.invalidated += 1;
-                    (entry.keep, entry.stale) = (false, true);
-                    if entry.users == 0 {
-                        self.kept_bytes = self.kept_bytes.saturating_sub(entry.end - entry.start);
-                        self.forget(at as u32);
-                    }
+        if now != seen {
+            watcher.changed(seen, now, |start, end| self.invalidate(start, end));
+        }
+    }
+
+    /// Drops the regions of memory that has changed; those in use, once they are no longer.
+    fn invalidate(&mut self, start: usize, end: usize) {
+        for at in 0..self.entries.len() {
+            let Some(entry) = self.entries[at].as_mut() else { continue };
+            if entry.start < end && start < entry.end && entry.pinned == 0 {
+                self.counters.invalidated += 1;
+                (entry.keep, entry.stale) = (false, true);
+                if entry.is_unused() {
+                    self.drop_unused(at as u32);
                 }
             }
-        });
+        }
+    }
+}
+
+impl Drop for Registrations {
+    fn drop(&mut self) {
+        if let Some(watcher) = &self.watcher {
+            self.entries
+                .iter()
+                .flatten()
+                .filter_map(|entry| entry.watched)
+                .for_each(|range| watcher.remove(range));
+        }
     }
 }

@@ -9,11 +9,11 @@ use super::Operation;
 use crate::call::AdapterAccess;
 
 impl Operation {
-    /// Makes bytes received into GPU memory visible to the GPU.
+    /// Makes bytes received into GPU memory, which is the output's, visible to its GPU.
     pub(super) fn flush(&mut self, copies: &mut CopyQueues) -> Result<(), Error> {
         if self.gpus.access == (AdapterAccess::Direct { flush: true })
             && std::mem::take(&mut self.unflushed)
-            && let Some(gpu) = self.gpus.any()
+            && let Some(gpu) = &self.gpus.output
         {
             copies.flush(gpu)?;
         }

@@ -55,6 +55,7 @@ pub extern "C" fn fake_get(count: u32) -> i64 {
         c if c == Count::Registrations as u32 => world.registrations,
         c if c == Count::Registered as u32 => world.registered() as i64,
         c if c == Count::Pairs as u32 => world.pairs.len() as i64,
+        c if c == Count::Inline as u32 => world.inline,
         _ => -1,
     }
 }

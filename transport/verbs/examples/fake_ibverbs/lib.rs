@@ -81,6 +81,7 @@ struct World {
     fork_calls: i64,
     regions_at_fork: i64,
     registrations: i64,
+    inline: i64,
 }
 
 static WORLD: LazyLock<Mutex<World>> = LazyLock::new(Mutex::default);

@@ -43,6 +43,7 @@ pub(crate) unsafe extern "C" fn post_send(
                     .copied()
                     .collect()
             });
+            let is_inline = inline.is_some();
             pair.sends.push_back(Sending {
                 id: raw.wr_id,
                 opcode: raw.opcode,
@@ -53,6 +54,7 @@ pub(crate) unsafe extern "C" fn post_send(
                 pieces,
                 inline,
             });
+            world.inline += i64::from(is_inline);
             world.progress(number);
             request = raw.next;
         }

@@ -45,4 +45,6 @@ pub enum Count {
     Registered = 4,
     /// Number of queue pairs.
     Pairs = 5,
+    /// Number of requests whose bytes the processor copied when they were posted.
+    Inline = 6,
 }
