@@ -11,9 +11,6 @@ use super::body::{Completion, Finished};
 use super::wire::{CANCEL, CANCELLED, envelope};
 use crate::error::Fail;
 
-/// The number of no message. A rank that asks to withdraw it wants only an answer.
-pub(super) const NOTHING: u64 = 0;
-
 impl Net {
     /// Cancels a receive that no message has matched yet.
     pub fn cancel_recv(&mut self, context: u32, done: &Arc<Completion>) {
@@ -62,7 +59,7 @@ impl Net {
 
     /// Withdraws a message at its sender's request.
     pub(super) fn withdraw(&mut self, from: u32, number: u64) {
-        if number == NOTHING || self.remove_announced(from, number) {
+        if self.remove_announced(from, number) {
             self.post_words(from, envelope(CANCELLED, 0, 0), &[number, 0]);
         }
     }

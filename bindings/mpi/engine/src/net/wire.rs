@@ -352,7 +352,7 @@ impl Net {
         moved
     }
 
-    fn happened(&mut self, event: Event) {
+    pub(super) fn happened(&mut self, event: Event) {
         match event {
             Event::Done(token) => self.done(token.0 as u32),
             Event::Waiting(envelope) => self.arrived(envelope),
