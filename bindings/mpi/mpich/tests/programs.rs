@@ -372,7 +372,10 @@ fn calls_given_up_after_a_loss() {
 #[test]
 fn calls_given_up_while_their_peer_computes() {
     let folder = tempfile::tempdir().unwrap();
-    with(&ABIS, "computing", &[folder.path().join("stage").to_str().unwrap()], &[3]);
+    let stage = folder.path().join("stage");
+    for call in ["receive", "send"] {
+        with(&ABIS, "computing", &[stage.to_str().unwrap(), call], &[3]);
+    }
 }
 
 /// Runs with the MPICH ABI only: the MPI-5 standard has none of these functions.

@@ -35,7 +35,9 @@ impl Net {
         if let Some(number) =
             self.parked.iter().find_map(|(number, parked)| Arc::ptr_eq(&parked.done, done).then_some(*number))
         {
-            return self.withdrawn(number);
+            self.withdrawn(number);
+            self.withheld.insert(number);
+            return;
         }
         // A receive that has matched its message is no longer in the mailbox, and its source may still be sending.
         if let Some(peer) = self.slots.iter().find_map(|slot| slot.op.peer_of(done)) {
@@ -66,6 +68,7 @@ impl Net {
 
     /// Completes a send whose message has been withdrawn.
     pub(super) fn withdrawn(&mut self, number: u64) {
+        self.withheld.remove(&number);
         if let Some(parked) = self.parked.remove(&number) {
             let failed = |why| Finished::failed(parked.to, 0, why);
             self.finish(&parked.done, parked.given_up.map_or(Finished::cancelled(), failed));
