@@ -130,6 +130,22 @@ static void hints(void) {
   CHECK(!MPI_Info_free(&found) && !MPI_Info_free(&info) && !MPI_Comm_free(&comm) && !MPI_Comm_free(&other));
 }
 
+/* Operations on no elements succeed wherever their target is. */
+static void nothing(void) {
+  static int memory[4], own[4];
+  MPI_Win windows[2];
+  CHECK(!MPI_Win_create(memory, sizeof memory, sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &windows[0]));
+  CHECK(!MPI_Win_create_dynamic(MPI_INFO_NULL, MPI_COMM_WORLD, &windows[1]));
+  for (int i = 0; i < 2; i++) {
+    int to = (rank + 1) % size, beyond = 1000;
+    CHECK(!MPI_Win_lock_all(0, windows[i]));
+    CHECK(!MPI_Put(own, 0, MPI_INT, to, beyond, 0, MPI_INT, windows[i]) && !MPI_Get(own, 0, MPI_INT, to, beyond, 0, MPI_INT, windows[i]));
+    CHECK(!MPI_Accumulate(own, 0, MPI_INT, to, beyond, 0, MPI_INT, MPI_SUM, windows[i]));
+    CHECK(!MPI_Get_accumulate(own, 0, MPI_INT, own, 0, MPI_INT, to, beyond, 0, MPI_INT, MPI_SUM, windows[i]));
+    CHECK(!MPI_Win_unlock_all(windows[i]) && !MPI_Win_free(&windows[i]));
+  }
+}
+
 /* A compare-and-swap is for integers, logical values and bytes. */
 static void swaps(void) {
   long long memory[4] = {0}, new[4] = {7}, old[4] = {0}, got[4] = {-1};
@@ -177,7 +193,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), swaps(), hints();
+  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), swaps(), hints();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

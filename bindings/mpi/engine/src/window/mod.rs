@@ -107,7 +107,7 @@ impl Window {
                 let Some((at, size)) = next(start) else { return false };
                 start = at + size;
             }
-            return len > 0 || attached.iter().any(|(at, size)| (*at..=at + size).contains(&start));
+            return true;
         }
         offset >= 0 && offset.checked_add(len as i64).is_some_and(|end| end <= self.size)
     }
