@@ -150,6 +150,7 @@ static void nothing(void) {
 static void swaps(void) {
   long long memory[4] = {0}, new[4] = {7}, old[4] = {0}, got[4] = {-1};
   MPI_Win window;
+  MPI_Datatype integer;
   CHECK(!MPI_Win_create(memory, sizeof memory, 1, MPI_INFO_NULL, MPI_COMM_SELF, &window) && !MPI_Win_lock_all(0, window));
   CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
   FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_FLOAT, 0, 0, window));
@@ -159,6 +160,9 @@ static void swaps(void) {
   FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_2INT, 0, 0, window));
   CHECK(!MPI_Compare_and_swap(new, old, got, MPI_LONG_LONG, 0, 0, window) && !MPI_Win_flush(0, window) && memory[0] == 7 && got[0] == 0);
   CHECK(!MPI_Compare_and_swap(old, new, got, MPI_BYTE, 0, 0, window) && !MPI_Win_flush(0, window) && memory[0] == 0);
+  CHECK(!MPI_Type_create_f90_integer(15, &integer) && (new[0] = 0x123456789abcdef0, 1));
+  CHECK(!MPI_Compare_and_swap(new, old, got, integer, 0, 0, window) && !MPI_Win_flush(0, window) && memory[0] == new[0]);
+  CHECK(!MPI_Compare_and_swap(old, new, got, integer, 0, 0, window) && !MPI_Win_flush(0, window) && !memory[0] && got[0] == new[0]);
   CHECK(!MPI_Compare_and_swap(new, old, got, MPI_C_BOOL, 0, 0, window) && !MPI_Win_unlock_all(window) && memory[0] != 0);
   CHECK(!MPI_Win_free(&window));
 }

@@ -465,17 +465,17 @@ pub unsafe fn compare_and_swap(
     win: c_int,
 ) -> Outcome {
     let target = Target::new(rank, disp, 1, of, win)?;
-    if target.of.basic().is_none_or(Basic::is_float) {
+    let Some(basic) = target.of.basic().filter(|basic| !basic.is_float()) else {
         let wanted = "an integer, logical or byte datatype";
         return fail(Class::Type, format!("a compare-and-swap is for one element of {wanted}"));
-    }
+    };
     let (new, old, into) = (Own::new(buf, 1, of)?, Own::new(compare, 1, of)?, Own::new(result, 1, of)?);
     let mut data = old.packed();
     data.extend(new.packed());
     let (operation, number) = target.operation(Some(into.sink()));
     target.leave(&operation);
     target.send(Message {
-        of: target.of.builtin_handle().unwrap_or(BYTE),
+        of: handle_of(basic),
         cells: vec![(target.offset, 1)],
         data: &data,
         ..Message::plain(Kind::Swap, 0, number)
