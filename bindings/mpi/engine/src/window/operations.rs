@@ -195,6 +195,8 @@ fn handle_of(basic: Basic) -> c_int {
             Basic::U16 => 0x023c,
             Basic::U32 => 0x043d,
             Basic::U64 => 0x083e,
+            Basic::LongInt => 0x0807,
+            Basic::UnsignedLong => 0x0808,
             Basic::F16 => 0x0246,
             Basic::Bf16 => 0x024c,
             Basic::F32 => 0x040a,
