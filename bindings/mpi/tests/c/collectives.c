@@ -131,6 +131,25 @@ static void movements(MPI_Comm comm) {
   free(all), free(out), free(counts), free(places);
 }
 
+/* Parts of unequal length, one behind the other or with gaps, in place or not. */
+static void uneven_gathers(MPI_Comm comm) {
+  int own, n;
+  MPI_Comm_rank(comm, &own), MPI_Comm_size(comm, &n);
+  int *all = malloc(8 * n * sizeof(int)), *counts = malloc(n * sizeof(int)), *places = malloc(n * sizeof(int)), mine[4];
+  for (int kind = 0; kind < 4; kind++) {
+    int gap = kind / 2, next = 0;
+    for (int r = 0; r < n; next += counts[r++] + gap) counts[r] = (r + 1) % 4, places[r] = next;
+    for (int i = 0; i < 8 * n; i++) all[i] = -1;
+    for (int i = 0; i < 4; i++) mine[i] = 10 * own + i;
+    if (kind % 2) memcpy(all + places[own], mine, counts[own] * sizeof(int));
+    CHECK(!MPI_Allgatherv(kind % 2 ? MPI_IN_PLACE : (void *)mine, counts[own], MPI_INT, all, counts, places, MPI_INT, comm));
+    for (int r = 0; r < n; r++)
+      for (int i = 0; i < counts[r] + gap; i++) CHECK(all[places[r] + i] == (i < counts[r] ? 10 * r + i : -1));
+    CHECK(all[next] == -1);
+  }
+  free(all), free(counts), free(places);
+}
+
 /* Nonblocking collectives, started in one order and completed in another; then a persistent one, started several times. */
 static void started(MPI_Comm comm) {
   int own, n, flag = 0;
@@ -346,7 +365,7 @@ int main(int argc, char **argv) {
   int provided;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided) && provided == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  reductions(MPI_COMM_WORLD), movements(MPI_COMM_WORLD), started(MPI_COMM_WORLD);
+  reductions(MPI_COMM_WORLD), movements(MPI_COMM_WORLD), uneven_gathers(MPI_COMM_WORLD), started(MPI_COMM_WORLD);
   reductions(MPI_COMM_SELF), movements(MPI_COMM_SELF), started(MPI_COMM_SELF);
   topologies(), communicators(), corners(), edges(), handles_of_types(), keyvals(), first_calls();
   CHECK(!MPI_Finalize());
