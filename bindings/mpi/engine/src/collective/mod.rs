@@ -72,12 +72,12 @@ fn root(comm: &Comm, rank: c_int) -> Outcome<u32> {
 pub(crate) fn share(comm: &Arc<Comm>, own: &[u8]) -> Outcome<Vec<u8>> {
     let mut s = Schedule::new(comm);
     let all = s.keep(own.len() * comm.size() as usize);
-    let parts: Vec<Memory> =
-        (0..comm.size() as usize).map(|rank| all.part(rank * own.len(), own.len())).collect();
-    // SAFETY: the memory is the schedule's own and has this length.
-    unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), parts[comm.rank as usize].at, own.len()) };
-    algorithms::all_gather(&mut s, &parts);
-    run_for(s, all)
+    // SAFETY: the memory is the schedule's own, and begins with this rank's bytes.
+    unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), all.at, own.len()) };
+    algorithms::all_gather_blocks(&mut s, all, own.len());
+    let mut all = run_for(s, all)?;
+    all.rotate_right(comm.rank as usize * own.len());
+    Ok(all)
 }
 
 /// Exchanges the outcomes of all ranks. Fails if any of them has failed. All ranks call it.
