@@ -150,6 +150,18 @@ static void uneven_gathers(MPI_Comm comm) {
   free(all), free(counts), free(places);
 }
 
+/* One rank describes the edges of all. */
+static void a_graph_from_one_rank(void) {
+  int *ranks = malloc(3 * size * sizeof(int)), *ones = ranks + size, *next = ones + size, in = -1, out = -1, weighted, weights[2];
+  for (int r = 0; r < size; r++) ranks[r] = r, ones[r] = 1, next[r] = (r + 1) % size;
+  MPI_Comm graph;
+  CHECK(!MPI_Dist_graph_create(MPI_COMM_WORLD, rank ? 0 : size, ranks, ones, next, next, MPI_INFO_NULL, 0, &graph));
+  CHECK(!MPI_Dist_graph_neighbors_count(graph, &in, &out, &weighted) && in == 1 && out == 1 && weighted);
+  CHECK(!MPI_Dist_graph_neighbors(graph, 1, &in, &weights[0], 1, &out, &weights[1]) && !MPI_Comm_free(&graph));
+  CHECK(in == (rank + size - 1) % size && out == (rank + 1) % size && weights[0] == rank && weights[1] == out);
+  free(ranks);
+}
+
 /* Nonblocking collectives, started in one order and completed in another; then a persistent one, started several times. */
 static void started(MPI_Comm comm) {
   int own, n, flag = 0;
@@ -367,7 +379,7 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   reductions(MPI_COMM_WORLD), movements(MPI_COMM_WORLD), uneven_gathers(MPI_COMM_WORLD), started(MPI_COMM_WORLD);
   reductions(MPI_COMM_SELF), movements(MPI_COMM_SELF), started(MPI_COMM_SELF);
-  topologies(), communicators(), corners(), edges(), handles_of_types(), keyvals(), first_calls();
+  topologies(), a_graph_from_one_rank(), communicators(), corners(), edges(), handles_of_types(), keyvals(), first_calls();
   CHECK(!MPI_Finalize());
   return 0;
 }

@@ -80,6 +80,23 @@ pub(crate) fn share(comm: &Arc<Comm>, own: &[u8]) -> Outcome<Vec<u8>> {
     Ok(all)
 }
 
+/// Returns all ranks' bytes in the order of ranks. Every rank knows the lengths. All ranks call it.
+pub(crate) fn share_uneven(comm: &Arc<Comm>, own: &[u8], lengths: &[usize]) -> Outcome<Vec<u8>> {
+    let mut s = Schedule::new(comm);
+    let all = s.keep(lengths.iter().sum());
+    let mut next = 0;
+    let part = |len: &usize| {
+        next += len;
+        all.part(next - len, *len)
+    };
+    let parts: Vec<Memory> = lengths.iter().map(part).collect();
+    let place = parts[comm.rank as usize];
+    // SAFETY: the memory is the schedule's own; copies no more bytes than both have.
+    unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), place.at, own.len().min(place.len)) };
+    algorithms::all_gather(&mut s, &parts);
+    run_for(s, all)
+}
+
 /// Exchanges the outcomes of all ranks. Fails if any of them has failed. All ranks call it.
 pub(crate) fn all_well<T>(comm: &Arc<Comm>, own: Outcome<T>) -> Outcome<T> {
     let class = own.as_ref().err().map_or(0, |failure| failure.class);
