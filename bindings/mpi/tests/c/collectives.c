@@ -61,6 +61,16 @@ static void reductions(MPI_Comm comm) {
   CHECK(!MPI_Allreduce(MPI_IN_PLACE, in, N, MPI_DOUBLE, MPI_MAX, comm) && in[3] == n - 1 + 3);
   short small = (short)(own + 1), total = 0;
   CHECK(!MPI_Allreduce(&small, &total, 1, MPI_SHORT, MPI_SUM, comm) && total == n * (n + 1) / 2);
+  double complexes[6], parts[6], *block = malloc(2 * n * sizeof(double));
+  for (int i = 0; i < 6; i++) complexes[i] = own + i;
+  CHECK(!MPI_Allreduce(complexes, parts, 3, MPI_C_DOUBLE_COMPLEX, MPI_SUM, comm));
+  for (int i = 0; i < 6; i++) CHECK(parts[i] == n * (n - 1) / 2 + n * i);
+  CHECK(!MPI_Scan(complexes, parts, 3, MPI_C_DOUBLE_COMPLEX, MPI_SUM, comm));
+  for (int i = 0; i < 6; i++) CHECK(parts[i] == own * (own + 1) / 2 + (own + 1) * i);
+  for (int i = 0; i < 2 * n; i++) block[i] = own + i;
+  CHECK(!MPI_Reduce_scatter_block(block, parts, 1, MPI_C_DOUBLE_COMPLEX, MPI_SUM, comm));
+  CHECK(parts[0] == n * (n - 1) / 2 + n * 2 * own && parts[1] == parts[0] + n);
+  free(block);
   long double wide = own + 0.5L, sum = 0;
   CHECK(!MPI_Reduce(&wide, &sum, 1, MPI_LONG_DOUBLE, MPI_SUM, n - 1, comm));
   CHECK(own != n - 1 || sum == n * (n - 1) / 2 + 0.5L * n);
