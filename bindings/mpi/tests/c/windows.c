@@ -130,6 +130,30 @@ static void hints(void) {
   CHECK(!MPI_Info_free(&found) && !MPI_Info_free(&info) && !MPI_Comm_free(&comm) && !MPI_Comm_free(&other));
 }
 
+/* Returns the most memory that this rank has used so far, in MiB. */
+static long memory_used(void) {
+  char line[256];
+  long kib = 0;
+  FILE *status = fopen("/proc/self/status", "r");
+  while (status && fgets(line, sizeof line, status)) sscanf(line, "VmHWM: %ld", &kib);
+  if (status) fclose(status);
+  return kib / 1024;
+}
+
+/* A rank that starts operations faster than they leave keeps few of them in memory. */
+static void floods(void) {
+  enum { LONG = 16 << 20, TIMES = 24 };
+  char *memory, *own = malloc(LONG);
+  MPI_Win window;
+  CHECK(!MPI_Win_allocate(LONG, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window) && !MPI_Win_fence(0, window));
+  memset(own, 3, LONG);
+  long before = memory_used();
+  for (int i = 0; i < TIMES && rank == 0; i++) CHECK(!MPI_Put(own, LONG, MPI_CHAR, size - 1, 0, LONG, MPI_CHAR, window));
+  CHECK(memory_used() - before < 250 && !MPI_Win_fence(0, window) && (rank < size - 1 || memory[LONG - 1] == 3));
+  CHECK(!MPI_Win_free(&window));
+  free(own);
+}
+
 /* Operations on no elements succeed wherever their target is. */
 static void nothing(void) {
   static int memory[4], own[4];
@@ -197,7 +221,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), swaps(), hints();
+  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

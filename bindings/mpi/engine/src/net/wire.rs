@@ -247,17 +247,19 @@ impl Net {
         }
     }
 
-    /// Sends a message for a window. Its end is not reported.
-    pub fn send_to_window(&mut self, to: u32, message: Vec<u8>) {
+    /// Sends a message for a window. The result completes when the message has left; `None` if this rank has handled it.
+    pub fn send_to_window(&mut self, to: u32, message: Vec<u8>) -> Option<Arc<Completion>> {
         if to == self.rank {
             if let Some(handle) = self.on_window {
                 handle(self, to, &message);
             }
-            return;
+            return None;
         }
         let done = Completion::new();
         PENDING.fetch_add(1, Ordering::Relaxed);
-        self.post_send(to, HEADS, envelope(WINDOW, 0, 0), Op::Send { to, done, data: Source::Kept(message) });
+        let op = Op::Send { to, done: Arc::clone(&done), data: Source::Kept(message) };
+        self.post_send(to, HEADS, envelope(WINDOW, 0, 0), op);
+        Some(done)
     }
 
     fn send_home(&mut self, context: u32, tag: i32, data: Source, asks: bool, done: &Arc<Completion>) {

@@ -10,7 +10,7 @@ use crate::args::{count, put};
 use crate::constants::*;
 use crate::datatype::{self, Basic, Type};
 use crate::error::{Class, Outcome, fail};
-use crate::net::{Elements, Sink};
+use crate::net::{self, Elements, Sink};
 use crate::op::{self, Builtin};
 use crate::request::{self, Active};
 
@@ -158,9 +158,11 @@ impl Target {
 
     fn send(&self, message: Message<'_>) -> Outcome {
         let Some(rank) = self.rank else { return Ok(()) };
-        self.window.tell(rank, &Message { window: self.window.number(), ..message })?;
+        let message = Message { window: self.window.number(), ..message }.encode();
+        let bytes = message.len();
+        let sent = net::net()?.send_to_window(self.window.world(rank), message);
         self.window.has_told(rank);
-        Ok(())
+        sent.map_or(Ok(()), |done| self.window.backlog.add(done, bytes))
     }
 
     /// Leaves an operation without a request to the next synchronisation with the target.
