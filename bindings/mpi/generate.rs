@@ -51,23 +51,35 @@ fn argument(text: &str) -> Argument {
     Argument { name, kind: kind.to_owned(), length: length.to_owned() }
 }
 
-fn functions(table: &str) -> Vec<Function> {
+/// Returns the functions of an ABI, or those that both have in the same form.
+fn functions(table: &str, abi: Option<Abi>) -> Vec<Function> {
     let mut all = Vec::new();
     for line in table.lines().filter(|line| !line.is_empty() && !line.starts_with(['#', '-', '%'])) {
         let mut words = line.split_whitespace();
         let head = words.next().expect("a name");
         let rest: Vec<&str> = words.collect();
         let is_collective = head.starts_with('@');
-        let both = head.ends_with('*');
-        let name = head.trim_start_matches('@').trim_end_matches('*');
+        let forms: &[(bool, &str)] = match (head.chars().last(), abi) {
+            (Some('+'), None) => continue,
+            (Some('+'), Some(Abi::Mpich)) => &[(true, "")],
+            (Some('*' | '+'), _) => &[(false, ""), (true, "_c")],
+            _ => &[(false, "")],
+        };
+        let name = head.trim_start_matches('@').trim_end_matches(['*', '+']);
         let (name, engine) = name.split_once('=').unwrap_or((name, name));
         let engine = lower(engine);
-        for large in if both { vec![false, true] } else { vec![false] } {
-            let suffix = if large { "_c" } else { "" };
+        for &(large, suffix) in forms {
             let mut add = |name: String, how, more: &[&str]| {
                 let arguments = rest.iter().chain(more).map(|text| argument(text)).collect();
                 let name = format!("{name}{suffix}");
-                all.push(Function { name, engine: engine.clone(), how, arguments, large, has_large: both });
+                all.push(Function {
+                    name,
+                    engine: engine.clone(),
+                    how,
+                    arguments,
+                    large,
+                    has_large: forms.len() > 1,
+                });
             };
             if !is_collective {
                 add(name.to_owned(), None, &[]);
@@ -297,7 +309,7 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
 /// Returns all functions, in Rust.
 pub(crate) fn generate(table: &str, abi: Abi) -> String {
     let mut out = String::new();
-    for function in functions(table) {
+    for function in functions(table, Some(abi)) {
         one(&function, abi, &mut out);
     }
     for line in table.lines().filter(|line| line.starts_with(['-', '%'])) {

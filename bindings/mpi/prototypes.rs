@@ -9,11 +9,8 @@ fn c_type(function: &Function, argument: &Argument) -> String {
         "delete" => "deleter",
         _ => own_name,
     };
-    let is_count = function.name.ends_with("_x")
-        || function.name.ends_with("_c")
-        || function.name.starts_with("Psend")
-        || function.name.starts_with("Precv");
-    let of_types = ["Type_", "Pack_", "Unpack_", "Get_elements", "Status_", "Psend", "Precv"];
+    let is_count = function.name.ends_with("_x") || function.name.ends_with("_c");
+    let of_types = ["Type_", "Pack_", "Unpack_", "Get_elements", "Status_"];
     let address =
         if is_count && of_types.iter().any(|start| function.name.starts_with(start)) { "MPI_Count" } else { "MPI_Aint" };
     let count = if function.large { "MPI_Count" } else { "int" };
@@ -99,7 +96,7 @@ fn c_function(function: &str, argument: &str) -> String {
 #[allow(dead_code, reason = "build scripts do without")]
 pub(crate) fn prototypes(table: &str) -> String {
     let mut out = String::from("/* Made from functions.txt; see the test `header`. */\n");
-    for function in functions(table) {
+    for function in functions(table, None) {
         let arguments: Vec<String> = function.arguments.iter().map(|argument| c_type(&function, argument)).collect();
         let mut arguments = arguments;
         if function.name == "Pcontrol" {

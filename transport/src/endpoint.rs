@@ -415,7 +415,6 @@ pub trait Endpoint: Send + std::fmt::Debug {
 
     /// Gets memory that the peer has exposed on this channel, from address `from` in the peer's process on, as much as
     /// `dst` has room for. Gets are ordered neither among each other nor with the messages of the channel.
-    ///
     /// If the kernel does not read that memory, the get alone fails, with [`ErrorKind::System`](crate::ErrorKind), and the
     /// peer has to send the message.
     ///
@@ -458,6 +457,12 @@ pub trait Endpoint: Send + std::fmt::Debug {
     ) -> Result<Posted, Error> {
         // SAFETY: the caller makes the same promise to this function.
         unsafe { self.post_recv(on, tag, dst, token) }
+    }
+
+    /// Returns the conditional receives of a channel ([`Event::Returned`] alone), unless the message of the first has
+    /// begun to arrive. The result is whether no receive is posted any more.
+    fn cancel_recvs(&mut self, _on: Channel, _events: &mut Vec<Event>) -> bool {
+        false
     }
 
     /// Asks for one [`Event::Waiting`] about the next message of a channel on which no receive is posted. Posting a
@@ -510,8 +515,7 @@ pub trait Endpoint: Send + std::fmt::Debug {
         false
     }
 
-    /// Returns the paths on which long messages go to `peer`, including those that do not work, if there is more than
-    /// one.
+    /// Returns the paths on which long messages go to `peer`, even those that do not work, if there are several.
     fn rails(&self, _peer: u32) -> Vec<Rail> {
         Vec::new()
     }

@@ -142,6 +142,7 @@ cases! {
     probing {
         receives_that_do_not_fit_come_back,
         another_length_comes_back_too,
+        receives_can_be_taken_back,
         messages_can_be_matched_by_tag,
         a_probed_message_is_told_and_stays,
         a_probe_can_be_taken_back,
@@ -193,9 +194,9 @@ macro_rules! conformance {
             steady_state_does_not_allocate flushed_means_gone
             mismatched_tag mismatched_length abort_gives_all_memory_back abandon_concerns_one_peer
             peer_lost_in_the_middle peer_lost_is_for_ever done_sends_survive_their_sender
-            receives_that_do_not_fit_come_back another_length_comes_back_too messages_can_be_matched_by_tag
-            a_probed_message_is_told_and_stays a_probe_can_be_taken_back a_probe_keeps_the_owner_awake
-            a_probe_outlives_its_peer
+            receives_that_do_not_fit_come_back another_length_comes_back_too receives_can_be_taken_back
+            messages_can_be_matched_by_tag a_probed_message_is_told_and_stays a_probe_can_be_taken_back
+            a_probe_keeps_the_owner_awake a_probe_outlives_its_peer
             short_messages short_messages_that_do_not_fit_stay short_messages_wait_their_turn
             a_probe_outlives_short_messages short_messages_outlive_their_sender
             exposed_memory_is_got gets_end_with_their_peer

@@ -67,6 +67,40 @@ pub(super) fn another_length_comes_back_too(subject: &dyn Subject) {
     world.finish("the message as it is");
 }
 
+pub(super) fn receives_can_be_taken_back(subject: &dyn Subject) {
+    let Some(mut world) = world(subject) else { return };
+    world.exchange(0, 1, 0, 1, Shape::new(1, 1));
+    world.finish("a first message");
+    let posted = [2, 3].map(|tag| world.recv_if(1, 0, 0, tag, Shape::new(tag, 100)));
+    world.step();
+    assert!(world.cancel_recvs(1, FROM_0));
+    assert_eq!(world.returned, posted, "what was posted comes back, in order");
+    world.step();
+    assert!(matches!(world.end(1).arm(ParkBy::Fd), Armed::Idle), "nothing is awaited");
+    world.end(1).disarm();
+    // A message that has begun to arrive keeps its receive; one that has not waits for the next.
+    for steps in 0..20 {
+        let (tag, shape) = (10 + steps, Shape::new(steps, 3 << 20));
+        world.send(0, 1, 0, tag, shape.clone());
+        world.recv_if(1, 0, 0, tag, shape.clone());
+        for _ in 0..steps {
+            world.step();
+        }
+        world.returned.clear();
+        let is_free = world.cancel_recvs(1, FROM_0);
+        if let [_] = world.returned[..] {
+            assert!(is_free);
+            world.recv(1, 0, 0, tag, shape);
+        }
+        world.finish("a message whose receive was taken back, or not");
+        assert!(world.waiting.is_empty(), "told of a message without a probe");
+    }
+    world.recv(1, 0, 0, 9, Shape::new(9, 9));
+    assert!(!world.cancel_recvs(1, FROM_0), "a receive without a condition stays");
+    world.send(0, 1, 0, 9, Shape::new(9, 9));
+    world.finish("the last message");
+}
+
 /// Tags are drawn at random, and receives are posted in another order than sends. The test matches them as a runtime
 /// does.
 pub(super) fn messages_can_be_matched_by_tag(subject: &dyn Subject) {

@@ -271,6 +271,14 @@ impl World {
         moved
     }
 
+    /// Takes back the conditional receives of a channel, if the transport can.
+    pub(super) fn cancel_recvs(&mut self, rank: u32, on: Channel) -> bool {
+        let mut events = Vec::new();
+        let is_free = self.end(rank).cancel_recvs(on, &mut events);
+        self.absorb(rank, &mut events);
+        is_free
+    }
+
     /// Processes the events that an endpoint of `rank` has reported.
     pub(super) fn absorb(&mut self, rank: u32, events: &mut Vec<Event>) {
         for event in events.drain(..) {

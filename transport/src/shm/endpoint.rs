@@ -427,6 +427,20 @@ impl Endpoint for ShmEndpoint {
         unsafe { self.hand_recv(on, tag, dst, token, true) }
     }
 
+    fn cancel_recvs(&mut self, on: Channel, events: &mut Vec<Event>) -> bool {
+        let Ok(peer) = self.peer_for_post(on) else { return false };
+        let id = self.peers[peer].recv_lanes[usize::from(on.index)];
+        let Some(lane) = self.recv_lanes.get_mut(id as usize) else { return true };
+        if !lane.can_return() {
+            return false;
+        }
+        lane.take_back(|token| {
+            self.pending -= 1;
+            events.push(Event::Returned(token));
+        });
+        true
+    }
+
     fn probe(&mut self, on: Channel) -> Result<(), Error> {
         let peer = self.peer_for_post(on)?;
         self.check_can_receive(peer)?;

@@ -273,7 +273,13 @@ impl RecvLane {
         self.is_probed || !self.is_idle()
     }
 
-    /// Returns the receives that [`RecvLane::advance`] reported as [`Trouble::Unfit`].
+    /// Returns whether the first receive, if there is one, is conditional and no part of its message has arrived.
+    pub(crate) fn can_return(&self) -> bool {
+        self.queue.front().is_none_or(|message| message.conditional && message.arrived.is_none())
+    }
+
+    /// Returns the receives, of which [`RecvLane::advance`] has reported the first as [`Trouble::Unfit`], or which
+    /// [can return](RecvLane::can_return).
     pub(crate) fn take_back(&mut self, mut returned: impl FnMut(Token)) {
         for message in self.queue.drain(..) {
             returned(message.token);

@@ -399,6 +399,10 @@ impl Endpoint for TcpEndpoint {
         unsafe { self.enqueue_recv(on, tag, dst, token, true) }
     }
 
+    fn cancel_recvs(&mut self, on: Channel, events: &mut Vec<Event>) -> bool {
+        self.link(on).is_ok_and(|number| self.links[number as usize].inbound.take_back(events))
+    }
+
     fn probe(&mut self, on: Channel) -> Result<(), Error> {
         let number = self.link(on)?;
         self.links[number as usize].inbound.probed = true;

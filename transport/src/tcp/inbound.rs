@@ -199,6 +199,16 @@ impl Inbound {
         }
     }
 
+    /// Returns all receives, unless the first is not conditional or has a message, whose header is then complete. Returns
+    /// whether no receive is posted any more.
+    pub(super) fn take_back(&mut self, events: &mut Vec<Event>) -> bool {
+        if self.queue.front().is_some_and(|front| !front.conditional || self.header_bytes == HEADER_BYTES) {
+            return false;
+        }
+        events.extend(self.queue.drain(..).map(|recv| Event::Returned(recv.token)));
+        true
+    }
+
     /// Returns whether a receive or a probe waits for a message, so that the end of the stream would be noticed.
     pub(super) fn is_wanted(&self) -> bool {
         self.probed || !self.queue.is_empty()

@@ -30,7 +30,9 @@ const fn domain(basic: Basic) -> Domain {
         | Basic::U8
         | Basic::U16
         | Basic::U32
-        | Basic::U64 => Domain::Integer,
+        | Basic::U64
+        | Basic::LongInt
+        | Basic::UnsignedLong => Domain::Integer,
         Basic::F16 | Basic::Bf16 | Basic::F32 | Basic::F64 => Domain::Float,
         Basic::Long if cfg!(target_arch = "x86_64") => Domain::Float,
         Basic::CLong if cfg!(target_arch = "x86_64") => Domain::Complex,
@@ -262,7 +264,7 @@ pub unsafe fn apply(op: Builtin, input: *mut u8, inout: *mut u8, count: usize, o
             match pair {
                 (Basic::F32, Basic::I32) => locate::<f32, i32>(op, input, inout, count, of, 4),
                 (Basic::F64, Basic::I32) => locate::<f64, i32>(op, input, inout, count, of, 8),
-                (Basic::I64, Basic::I32) => locate::<i64, i32>(op, input, inout, count, of, 8),
+                (Basic::LongInt, Basic::I32) => locate::<i64, i32>(op, input, inout, count, of, 8),
                 (Basic::I16, Basic::I32) => locate::<i16, i32>(op, input, inout, count, of, 4),
                 (Basic::I32, Basic::I32) => locate::<i32, i32>(op, input, inout, count, of, 4),
                 (Basic::F32, Basic::F32) => locate::<f32, f32>(op, input, inout, count, of, 4),
@@ -276,12 +278,12 @@ pub unsafe fn apply(op: Builtin, input: *mut u8, inout: *mut u8, count: usize, o
             Basic::I8 | Basic::Char => each::<i8>(op, input, inout, count),
             Basic::I16 => each::<i16>(op, input, inout, count),
             Basic::I32 => each::<i32>(op, input, inout, count),
-            Basic::I64 => each::<i64>(op, input, inout, count),
+            Basic::I64 | Basic::LongInt => each::<i64>(op, input, inout, count),
             Basic::I128 => each::<i128>(op, input, inout, count),
             Basic::U8 | Basic::Byte => each::<u8>(op, input, inout, count),
             Basic::U16 => each::<u16>(op, input, inout, count),
             Basic::U32 => each::<u32>(op, input, inout, count),
-            Basic::U64 => each::<u64>(op, input, inout, count),
+            Basic::U64 | Basic::UnsignedLong => each::<u64>(op, input, inout, count),
             Basic::F16 => each::<f16>(op, input, inout, count),
             Basic::Bf16 => each::<bf16>(op, input, inout, count),
             Basic::F32 => each::<f32>(op, input, inout, count),

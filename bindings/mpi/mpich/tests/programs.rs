@@ -369,6 +369,15 @@ fn calls_given_up_after_a_loss() {
     with_ranks("given_up", &[3]);
 }
 
+#[test]
+fn calls_given_up_while_their_peer_computes() {
+    let folder = tempfile::tempdir().unwrap();
+    let stage = folder.path().join("stage");
+    for call in ["receive", "send"] {
+        with(&ABIS, "computing", &[stage.to_str().unwrap(), call], &[3]);
+    }
+}
+
 /// Runs with the MPICH ABI only: the MPI-5 standard has none of these functions.
 #[test]
 fn older_programs_and_fortran() {

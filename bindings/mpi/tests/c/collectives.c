@@ -61,6 +61,16 @@ static void reductions(MPI_Comm comm) {
   CHECK(!MPI_Allreduce(MPI_IN_PLACE, in, N, MPI_DOUBLE, MPI_MAX, comm) && in[3] == n - 1 + 3);
   short small = (short)(own + 1), total = 0;
   CHECK(!MPI_Allreduce(&small, &total, 1, MPI_SHORT, MPI_SUM, comm) && total == n * (n + 1) / 2);
+  double complexes[6], parts[6], *block = malloc(2 * n * sizeof(double));
+  for (int i = 0; i < 6; i++) complexes[i] = own + i;
+  CHECK(!MPI_Allreduce(complexes, parts, 3, MPI_C_DOUBLE_COMPLEX, MPI_SUM, comm));
+  for (int i = 0; i < 6; i++) CHECK(parts[i] == n * (n - 1) / 2 + n * i);
+  CHECK(!MPI_Scan(complexes, parts, 3, MPI_C_DOUBLE_COMPLEX, MPI_SUM, comm));
+  for (int i = 0; i < 6; i++) CHECK(parts[i] == own * (own + 1) / 2 + (own + 1) * i);
+  for (int i = 0; i < 2 * n; i++) block[i] = own + i;
+  CHECK(!MPI_Reduce_scatter_block(block, parts, 1, MPI_C_DOUBLE_COMPLEX, MPI_SUM, comm));
+  CHECK(parts[0] == n * (n - 1) / 2 + n * 2 * own && parts[1] == parts[0] + n);
+  free(block);
   long double wide = own + 0.5L, sum = 0;
   CHECK(!MPI_Reduce(&wide, &sum, 1, MPI_LONG_DOUBLE, MPI_SUM, n - 1, comm));
   CHECK(own != n - 1 || sum == n * (n - 1) / 2 + 0.5L * n);
@@ -129,6 +139,37 @@ static void movements(MPI_Comm comm) {
   for (int r = 0; r < n; r++)
     for (int i = 0; i < 3; i++) CHECK(all[3 * r + i] == (i < counts[r] ? 1000 * r + 3 * own + i : -1));
   free(all), free(out), free(counts), free(places);
+}
+
+/* Parts of unequal length, one behind the other or with gaps, in place or not. */
+static void uneven_gathers(MPI_Comm comm) {
+  int own, n;
+  MPI_Comm_rank(comm, &own), MPI_Comm_size(comm, &n);
+  int *all = malloc(8 * n * sizeof(int)), *counts = malloc(n * sizeof(int)), *places = malloc(n * sizeof(int)), mine[4];
+  for (int kind = 0; kind < 4; kind++) {
+    int gap = kind / 2, next = 0;
+    for (int r = 0; r < n; next += counts[r++] + gap) counts[r] = (r + 1) % 4, places[r] = next;
+    for (int i = 0; i < 8 * n; i++) all[i] = -1;
+    for (int i = 0; i < 4; i++) mine[i] = 10 * own + i;
+    if (kind % 2) memcpy(all + places[own], mine, counts[own] * sizeof(int));
+    CHECK(!MPI_Allgatherv(kind % 2 ? MPI_IN_PLACE : (void *)mine, counts[own], MPI_INT, all, counts, places, MPI_INT, comm));
+    for (int r = 0; r < n; r++)
+      for (int i = 0; i < counts[r] + gap; i++) CHECK(all[places[r] + i] == (i < counts[r] ? 10 * r + i : -1));
+    CHECK(all[next] == -1);
+  }
+  free(all), free(counts), free(places);
+}
+
+/* One rank describes the edges of all. */
+static void a_graph_from_one_rank(void) {
+  int *ranks = malloc(3 * size * sizeof(int)), *ones = ranks + size, *next = ones + size, in = -1, out = -1, weighted, weights[2];
+  for (int r = 0; r < size; r++) ranks[r] = r, ones[r] = 1, next[r] = (r + 1) % size;
+  MPI_Comm graph;
+  CHECK(!MPI_Dist_graph_create(MPI_COMM_WORLD, rank ? 0 : size, ranks, ones, next, next, MPI_INFO_NULL, 0, &graph));
+  CHECK(!MPI_Dist_graph_neighbors_count(graph, &in, &out, &weighted) && in == 1 && out == 1 && weighted);
+  CHECK(!MPI_Dist_graph_neighbors(graph, 1, &in, &weights[0], 1, &out, &weights[1]) && !MPI_Comm_free(&graph));
+  CHECK(in == (rank + size - 1) % size && out == (rank + 1) % size && weights[0] == rank && weights[1] == out);
+  free(ranks);
 }
 
 /* Nonblocking collectives, started in one order and completed in another; then a persistent one, started several times. */
@@ -346,9 +387,9 @@ int main(int argc, char **argv) {
   int provided;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided) && provided == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  reductions(MPI_COMM_WORLD), movements(MPI_COMM_WORLD), started(MPI_COMM_WORLD);
+  reductions(MPI_COMM_WORLD), movements(MPI_COMM_WORLD), uneven_gathers(MPI_COMM_WORLD), started(MPI_COMM_WORLD);
   reductions(MPI_COMM_SELF), movements(MPI_COMM_SELF), started(MPI_COMM_SELF);
-  topologies(), communicators(), corners(), edges(), handles_of_types(), keyvals(), first_calls();
+  topologies(), a_graph_from_one_rank(), communicators(), corners(), edges(), handles_of_types(), keyvals(), first_calls();
   CHECK(!MPI_Finalize());
   return 0;
 }

@@ -172,6 +172,24 @@ static void wrong(void) {
   if (rank == 0) CHECK(!MPI_File_delete(name, MPI_INFO_NULL));
 }
 
+/* The pieces of a filetype lie between those of the next: the columns of a matrix, one after another. */
+static void interleaved(void) {
+  int data[16], got[16];
+  MPI_File file;
+  MPI_Datatype spread, column;
+  if (rank > 0) return;
+  for (int i = 0; i < 16; i++) data[i] = i;
+  CHECK(!MPI_Type_vector(4, 1, 4, MPI_INT, &spread) && !MPI_Type_create_resized(spread, 0, sizeof(int), &column));
+  CHECK(!MPI_Type_commit(&column));
+  CHECK(!MPI_File_open(MPI_COMM_SELF, name, MPI_MODE_CREATE | MPI_MODE_RDWR | MPI_MODE_DELETE_ON_CLOSE, MPI_INFO_NULL, &file));
+  CHECK(!MPI_File_set_view(file, 0, MPI_INT, column, "native", MPI_INFO_NULL));
+  CHECK(!MPI_File_write(file, data, 16, MPI_INT, MPI_STATUS_IGNORE));
+  CHECK(!MPI_File_set_view(file, 0, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
+  CHECK(!MPI_File_read(file, got, 16, MPI_INT, MPI_STATUS_IGNORE));
+  for (int i = 0; i < 16; i++) CHECK(got[i] == 4 * (i % 4) + i / 4);
+  CHECK(!MPI_File_close(&file) && !MPI_Type_free(&spread) && !MPI_Type_free(&column));
+}
+
 int main(int argc, char **argv) {
   CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   CHECK(argc == 2 && snprintf(name, sizeof name, "%s/data", argv[1]) < (int)sizeof name);
@@ -179,6 +197,7 @@ int main(int argc, char **argv) {
   unequal_views();
   pointers();
   end_of_a_shifted_view();
+  interleaved();
   wrong();
   CHECK(!MPI_Finalize());
   return 0;

@@ -176,11 +176,32 @@ static void collectives(void) {
     }
 }
 
+/* A long has four bytes in external32, and a long long eight, by themselves and in derived types. */
+static void external_longs(void) {
+  struct both {
+    long a[2];
+    long long b;
+  } out = {{-5, 7}, -9}, in = {{0, 0}, 0};
+  int counts[2] = {2, 1};
+  MPI_Aint at[2] = {0, sizeof out.a}, bytes, place = 0;
+  MPI_Datatype members[2] = {MPI_LONG, MPI_LONG_LONG}, of;
+  unsigned char packed[16];
+  CHECK(!MPI_Pack_external_size("external32", 1, MPI_LONG, &bytes) && bytes == 4);
+  CHECK(!MPI_Type_create_struct(2, counts, at, members, &of) && !MPI_Type_commit(&of));
+  CHECK(!MPI_Pack_external_size("external32", 1, of, &bytes) && bytes == 16);
+  CHECK(!MPI_Pack_external("external32", &out, 1, of, packed, sizeof packed, &place) && place == 16);
+  CHECK(packed[3] == 251 && packed[7] == 7 && packed[8] == 255 && packed[15] == 247);
+  place = 0;
+  CHECK(!MPI_Unpack_external("external32", packed, sizeof packed, &place, &in, 1, of) && !memcmp(&in, &out, sizeof in));
+  CHECK(!MPI_Type_free(&of));
+}
+
 int main(int argc, char **argv) {
   CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   typed_messages();
   messages_home();
   collectives();
+  external_longs();
   CHECK(!MPI_Finalize());
   return 0;
 }

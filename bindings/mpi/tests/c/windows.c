@@ -130,10 +130,51 @@ static void hints(void) {
   CHECK(!MPI_Info_free(&found) && !MPI_Info_free(&info) && !MPI_Comm_free(&comm) && !MPI_Comm_free(&other));
 }
 
+/* Returns the most memory that this rank has used so far, in MiB. */
+static long memory_used(void) {
+  char line[256];
+  long kib = 0;
+  FILE *status = fopen("/proc/self/status", "r");
+  while (status && fgets(line, sizeof line, status)) sscanf(line, "VmHWM: %ld", &kib);
+  if (status) fclose(status);
+  return kib / 1024;
+}
+
+/* A rank that starts operations faster than they leave keeps few of them in memory. */
+static void floods(void) {
+  enum { LONG = 16 << 20, TIMES = 24 };
+  char *memory, *own = malloc(LONG);
+  MPI_Win window;
+  CHECK(!MPI_Win_allocate(LONG, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window) && !MPI_Win_fence(0, window));
+  memset(own, 3, LONG);
+  long before = memory_used();
+  for (int i = 0; i < TIMES && rank == 0; i++) CHECK(!MPI_Put(own, LONG, MPI_CHAR, size - 1, 0, LONG, MPI_CHAR, window));
+  CHECK(memory_used() - before < 250 && !MPI_Win_fence(0, window) && (rank < size - 1 || memory[LONG - 1] == 3));
+  CHECK(!MPI_Win_free(&window));
+  free(own);
+}
+
+/* Operations on no elements succeed wherever their target is. */
+static void nothing(void) {
+  static int memory[4], own[4];
+  MPI_Win windows[2];
+  CHECK(!MPI_Win_create(memory, sizeof memory, sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &windows[0]));
+  CHECK(!MPI_Win_create_dynamic(MPI_INFO_NULL, MPI_COMM_WORLD, &windows[1]));
+  for (int i = 0; i < 2; i++) {
+    int to = (rank + 1) % size, beyond = 1000;
+    CHECK(!MPI_Win_lock_all(0, windows[i]));
+    CHECK(!MPI_Put(own, 0, MPI_INT, to, beyond, 0, MPI_INT, windows[i]) && !MPI_Get(own, 0, MPI_INT, to, beyond, 0, MPI_INT, windows[i]));
+    CHECK(!MPI_Accumulate(own, 0, MPI_INT, to, beyond, 0, MPI_INT, MPI_SUM, windows[i]));
+    CHECK(!MPI_Get_accumulate(own, 0, MPI_INT, own, 0, MPI_INT, to, beyond, 0, MPI_INT, MPI_SUM, windows[i]));
+    CHECK(!MPI_Win_unlock_all(windows[i]) && !MPI_Win_free(&windows[i]));
+  }
+}
+
 /* A compare-and-swap is for integers, logical values and bytes. */
 static void swaps(void) {
   long long memory[4] = {0}, new[4] = {7}, old[4] = {0}, got[4] = {-1};
   MPI_Win window;
+  MPI_Datatype integer;
   CHECK(!MPI_Win_create(memory, sizeof memory, 1, MPI_INFO_NULL, MPI_COMM_SELF, &window) && !MPI_Win_lock_all(0, window));
   CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
   FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_FLOAT, 0, 0, window));
@@ -143,6 +184,9 @@ static void swaps(void) {
   FAILS(MPI_ERR_TYPE, MPI_Compare_and_swap(new, old, got, MPI_2INT, 0, 0, window));
   CHECK(!MPI_Compare_and_swap(new, old, got, MPI_LONG_LONG, 0, 0, window) && !MPI_Win_flush(0, window) && memory[0] == 7 && got[0] == 0);
   CHECK(!MPI_Compare_and_swap(old, new, got, MPI_BYTE, 0, 0, window) && !MPI_Win_flush(0, window) && memory[0] == 0);
+  CHECK(!MPI_Type_create_f90_integer(15, &integer) && (new[0] = 0x123456789abcdef0, 1));
+  CHECK(!MPI_Compare_and_swap(new, old, got, integer, 0, 0, window) && !MPI_Win_flush(0, window) && memory[0] == new[0]);
+  CHECK(!MPI_Compare_and_swap(old, new, got, integer, 0, 0, window) && !MPI_Win_flush(0, window) && !memory[0] && got[0] == new[0]);
   CHECK(!MPI_Compare_and_swap(new, old, got, MPI_C_BOOL, 0, 0, window) && !MPI_Win_unlock_all(window) && memory[0] != 0);
   CHECK(!MPI_Win_free(&window));
 }
@@ -177,7 +221,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), swaps(), hints();
+  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

@@ -80,6 +80,20 @@ pub fn all_gather(s: &mut Schedule, parts: &[Memory]) {
     }
 }
 
+/// Gives all ranks' blocks of `len` bytes to all ranks, of which each has twice as many after every round. The memory begins with the
+/// rank's own block; behind it come those of the ranks after it, in their order and round the end.
+pub fn all_gather_blocks(s: &mut Schedule, all: Memory, len: usize) {
+    let (rank, size) = (s.rank(), s.size());
+    let mut there = 1;
+    while there < size {
+        let more = there.min(size - there);
+        s.send((rank + size - there) % size, all.part(0, more as usize * len));
+        s.recv((rank + there) % size, all.part(there as usize * len, more as usize * len));
+        s.fence();
+        there += more;
+    }
+}
+
 /// Sends each rank its part directly.
 pub fn all_to_all(s: &mut Schedule, out: &[Memory], into: &[Memory]) {
     let (rank, size) = (s.rank(), s.size());

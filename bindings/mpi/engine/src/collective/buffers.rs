@@ -120,6 +120,21 @@ impl Buffer {
     }
 }
 
+/// Returns buffers as one run of bytes, if each follows the one before it without a gap.
+#[must_use]
+pub fn one_run(parts: &[Buffer]) -> Option<Memory> {
+    let mut run: Option<Memory> = None;
+    for part in parts.iter().filter(|part| part.bytes() > 0) {
+        let Memory { at, len } = part.flat()?;
+        run = match run {
+            None => Some(Memory { at, len }),
+            Some(run) if run.at.wrapping_add(run.len) == at => Some(Memory { len: run.len + len, ..run }),
+            Some(_) => return None,
+        };
+    }
+    run
+}
+
 /// Fails for `MPI_IN_PLACE` as an argument that has to be a buffer.
 ///
 /// # Errors
@@ -248,6 +263,21 @@ mod tests {
     /// Returns buffers of one byte each.
     fn bytes(at: impl IntoIterator<Item = usize>) -> Vec<Buffer> {
         at.into_iter().map(|at| Buffer { at, count: 1, ..Buffer::none() }).collect()
+    }
+
+    #[test]
+    fn buffers_that_follow_each_other_are_one_run() {
+        let at = |places: &[(usize, usize)]| {
+            let parts: Vec<Buffer> = places
+                .iter()
+                .map(|(at, count)| Buffer { at: *at, count: *count, ..Buffer::none() })
+                .collect();
+            one_run(&parts).map(|run| (run.at as usize, run.len))
+        };
+        assert_eq!(at(&[(64, 3), (7, 0), (67, 1), (68, 9)]), Some((64, 13)));
+        assert_eq!(at(&[(64, 3), (68, 1)]), None);
+        assert_eq!(at(&[(67, 1), (64, 3)]), None);
+        assert_eq!(at(&[(64, 0)]), None);
     }
 
     #[test]

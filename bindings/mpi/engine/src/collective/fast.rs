@@ -19,6 +19,14 @@ use crate::op;
 /// The input or output of a rank that has none.
 pub(super) const NOTHING: Memory = Memory { at: std::ptr::null_mut(), len: 0 };
 
+/// Kolo's operator and type for a reduction, and how many numbers of that type an element has.
+#[derive(Clone, Copy)]
+pub(super) struct Form {
+    op: ReduceOp,
+    data_type: DataType,
+    numbers: usize,
+}
+
 fn run(comm: &Comm, call: &RawCall) -> Outcome {
     let kolo = comm.kolo()?;
     let _absent = Absence::begin();
@@ -42,14 +50,14 @@ pub(super) fn run_of(at: *const c_void, n: i64, of: c_int) -> Option<Memory> {
     (of.is_flat() && !is_in_place(at)).then_some(Memory { at: at.cast_mut().cast(), len })
 }
 
-/// Returns the input of a reduction on elements of a predefined type, with their number, operator and type.
+/// Returns the input of a reduction on elements of a predefined type, with their number and Kolo's form.
 #[inline]
 pub(super) fn operand(
     sendbuf: *const c_void,
     recvbuf: *const c_void,
     (n, of): (i64, c_int),
     op: c_int,
-) -> Option<(*const u8, usize, (ReduceOp, DataType))> {
+) -> Option<(*const u8, usize, Form)> {
     // This may be an error: the general path checks it.
     if sendbuf == recvbuf || is_in_place(recvbuf) {
         return None;
@@ -104,17 +112,24 @@ pub(super) fn all_gather_v(comm: &Comm, input: Memory, output: Memory, bytes: &[
     Ok(())
 }
 
-/// Returns Kolo's operator and type for a reduction, if it has them. All ranks get the same answer.
+/// Returns Kolo's form of a reduction, if it has one. All ranks get the same answer.
 #[inline]
-pub(super) fn reducible(handle: i32, of: &Type) -> Option<(ReduceOp, DataType)> {
+pub(super) fn reducible(handle: i32, of: &Type) -> Option<Form> {
     let (op, basic) = (op::builtin(handle)?, of.basic()?);
+    // The sum of complex numbers is that of their parts.
+    let (basic, numbers) = match (op, basic) {
+        (op::Builtin::Sum, Basic::C32) => (Basic::F32, 2),
+        (op::Builtin::Sum, Basic::C64) => (Basic::F64, 2),
+        _ => (basic, 1),
+    };
+    let form = || op::for_kolo(op, basic).map(|(op, data_type)| Form { op, data_type, numbers });
     // The standard defines logical operators for integers only, and bitwise operators not for floating point.
     let is_float = matches!(basic, Basic::F16 | Basic::Bf16 | Basic::F32 | Basic::F64);
     if matches!(op, op::Builtin::Sum | op::Builtin::Prod | op::Builtin::Max | op::Builtin::Min) {
-        return if basic == Basic::Byte { None } else { op::for_kolo(op, basic) };
+        return if basic == Basic::Byte { None } else { form() };
     }
     let is_logical = matches!(op, op::Builtin::Land | op::Builtin::Lor | op::Builtin::Lxor);
-    if is_float || basic == Basic::Byte && is_logical { None } else { op::for_kolo(op, basic) }
+    if is_float || basic == Basic::Byte && is_logical { None } else { form() }
 }
 
 /// Reduces vectors or blocks of `count` elements.
@@ -124,13 +139,13 @@ pub(super) fn reduction(
     collective: Collective,
     buffers: (*const u8, *mut u8),
     count: usize,
-    (op, data_type): (ReduceOp, DataType),
+    Form { op, data_type, numbers }: Form,
     root: u32,
 ) -> Outcome {
     if count == 0 {
         return Ok(());
     }
-    let (input, output) = buffers;
+    let ((input, output), count) = (buffers, count.saturating_mul(numbers));
     run(comm, &RawCall { collective, input, output, count, data_type, op, root })
 }
 
@@ -139,17 +154,18 @@ pub(super) fn reduce_scatter_v(
     comm: &Comm,
     (input, output): (*const u8, *mut u8),
     counts: &[usize],
-    (op, data_type): (ReduceOp, DataType),
+    Form { op, data_type, numbers }: Form,
 ) -> Outcome {
     if counts.iter().sum::<usize>() == 0 {
         return Ok(());
     }
+    let counts: Vec<usize> = counts.iter().map(|count| count.saturating_mul(numbers)).collect();
     let kolo = comm.kolo()?;
     let own = [counts[comm.rank as usize]];
     let call = RawCallV {
         collective: Collective::ReduceScatter,
         input,
-        input_counts: counts,
+        input_counts: &counts,
         output,
         output_counts: &own,
         data_type,

@@ -72,10 +72,27 @@ fn root(comm: &Comm, rank: c_int) -> Outcome<u32> {
 pub(crate) fn share(comm: &Arc<Comm>, own: &[u8]) -> Outcome<Vec<u8>> {
     let mut s = Schedule::new(comm);
     let all = s.keep(own.len() * comm.size() as usize);
-    let parts: Vec<Memory> =
-        (0..comm.size() as usize).map(|rank| all.part(rank * own.len(), own.len())).collect();
-    // SAFETY: the memory is the schedule's own and has this length.
-    unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), parts[comm.rank as usize].at, own.len()) };
+    // SAFETY: the memory is the schedule's own, and begins with this rank's bytes.
+    unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), all.at, own.len()) };
+    algorithms::all_gather_blocks(&mut s, all, own.len());
+    let mut all = run_for(s, all)?;
+    all.rotate_right(comm.rank as usize * own.len());
+    Ok(all)
+}
+
+/// Returns all ranks' bytes in the order of ranks. Every rank knows the lengths. All ranks call it.
+pub(crate) fn share_uneven(comm: &Arc<Comm>, own: &[u8], lengths: &[usize]) -> Outcome<Vec<u8>> {
+    let mut s = Schedule::new(comm);
+    let all = s.keep(lengths.iter().sum());
+    let mut next = 0;
+    let part = |len: &usize| {
+        next += len;
+        all.part(next - len, *len)
+    };
+    let parts: Vec<Memory> = lengths.iter().map(part).collect();
+    let place = parts[comm.rank as usize];
+    // SAFETY: the memory is the schedule's own; copies no more bytes than both have.
+    unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), place.at, own.len().min(place.len)) };
     algorithms::all_gather(&mut s, &parts);
     run_for(s, all)
 }

@@ -22,6 +22,13 @@ impl Packed {
         packed
     }
 
+    /// Copies the data, even if it is one run of bytes.
+    pub(super) fn copy_of(buffer: &Buffer) -> Self {
+        let mut packed = Self { own: Some(Staging::new(buffer.bytes())), flat: None };
+        buffer.pack_into(packed.memory());
+        packed
+    }
+
     pub(super) fn memory(&mut self) -> Memory {
         match (self.flat, &mut self.own) {
             (None, Some(own)) => Memory { at: own.ptr(), len: own.len() },

@@ -48,8 +48,8 @@ impl Reduction {
         if is_alias { aliased() } else { Ok(()) }
     }
 
-    /// Returns Kolo's operator and type if Kolo's collectives can serve the call.
-    fn fast(&self, how: How) -> Option<(kolo::ReduceOp, kolo::DataType)> {
+    /// Returns Kolo's form of the call if its collectives can serve the call.
+    fn fast(&self, how: How) -> Option<fast::Form> {
         if how != How::Blocking || self.comm.size() == 1 || self.comm.inter.is_some() {
             None
         } else {

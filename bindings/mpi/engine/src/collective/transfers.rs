@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use kolo::Collective;
 
-use super::buffers::{Buffer, aliased, apart, not_in_place};
+use super::buffers::{Buffer, aliased, apart, not_in_place, one_run};
 use super::packed::Packed;
 use super::schedule::{Memory, Schedule};
 use super::{How, algorithms, fast, go, inter, is_in_place, root};
 use crate::args::{Counts, slice};
 use crate::comm::{self, Comm};
 use crate::error::{Class, Outcome, fail};
+use crate::staging::Staging;
 
 pub unsafe fn barrier(how: How, comm: c_int) -> Outcome {
     if let Some(comm) = fast::members(how, comm) {
@@ -425,9 +426,13 @@ pub unsafe fn allgatherv(
             format!("a rank sends {} bytes to itself but receives {}", mine.bytes(), bytes[rank]),
         );
     }
-    let mut together = vec![0_u8; bytes.iter().sum()];
-    let output = Memory { at: together.as_mut_ptr(), len: together.len() };
-    let mut input = Packed::of(mine, true);
+    // In place, the rank's own part lies in the output, and Kolo takes buffers that lie apart.
+    let mut input = if own.is_some() { Packed::of(mine, true) } else { Packed::copy_of(mine) };
+    if let Some(output) = one_run(&parts) {
+        return fast::all_gather_v(&comm, input.memory(), output, &bytes);
+    }
+    let mut together = Staging::new(bytes.iter().sum());
+    let output = Memory { at: together.ptr(), len: together.len() };
     fast::all_gather_v(&comm, input.memory(), output, &bytes)?;
     let mut next = 0;
     for (part, len) in parts.iter().zip(bytes) {

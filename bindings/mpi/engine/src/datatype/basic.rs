@@ -22,6 +22,10 @@ pub enum Basic {
     U16,
     U32,
     U64,
+    /// C's `long`, which has four bytes in external32.
+    LongInt,
+    /// C's `unsigned long`, likewise.
+    UnsignedLong,
     F16,
     Bf16,
     F32,
@@ -72,7 +76,7 @@ impl Basic {
             Self::I8 | Self::U8 | Self::Bool | Self::Char | Self::Byte | Self::Packed => 1,
             Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 2,
             Self::I32 | Self::U32 | Self::F32 | Self::C16 | Self::Wide => 4,
-            Self::I64 | Self::U64 | Self::F64 | Self::C32 => 8,
+            Self::I64 | Self::U64 | Self::LongInt | Self::UnsignedLong | Self::F64 | Self::C32 => 8,
             Self::I128 | Self::Long | Self::Quad | Self::C64 => 16,
             Self::CLong | Self::CQuad => 32,
             Self::Logical(bytes) => bytes as usize,
@@ -105,8 +109,8 @@ singles! {
     0x0204 = "MPI_UNSIGNED_SHORT", Basic::U16;
     0x0405 = "MPI_INT", Basic::I32;
     0x0406 = "MPI_UNSIGNED", Basic::U32;
-    0x0807 = "MPI_LONG", Basic::I64;
-    0x0808 = "MPI_UNSIGNED_LONG", Basic::U64;
+    0x0807 = "MPI_LONG", Basic::LongInt;
+    0x0808 = "MPI_UNSIGNED_LONG", Basic::UnsignedLong;
     0x0809 = "MPI_LONG_LONG_INT", Basic::I64;
     0x040a = "MPI_FLOAT", Basic::F32;
     0x080b = "MPI_DOUBLE", Basic::F64;
@@ -168,7 +172,7 @@ singles! {
 const PAIRS: &[(u32, &str, Basic, Basic, i64)] = &[
     (0x8c00_0000, "MPI_FLOAT_INT", Basic::F32, Basic::I32, 4),
     (0x8c00_0001, "MPI_DOUBLE_INT", Basic::F64, Basic::I32, 8),
-    (0x8c00_0002, "MPI_LONG_INT", Basic::I64, Basic::I32, 8),
+    (0x8c00_0002, "MPI_LONG_INT", Basic::LongInt, Basic::I32, 8),
     (0x8c00_0003, "MPI_SHORT_INT", Basic::I16, Basic::I32, 4),
     (0x8c00_0004, "MPI_LONG_DOUBLE_INT", Basic::Long, Basic::I32, 16),
     (0x4c00_0816, "MPI_2INT", Basic::I32, Basic::I32, 4),

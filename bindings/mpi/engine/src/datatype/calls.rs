@@ -369,7 +369,7 @@ pub unsafe fn type_get_value_index(value: c_int, index: c_int, pair: *mut c_int)
     let handle = match basics {
         (Some(Basic::F32), Some(Basic::I32)) => 0x8c00_0000_u32 as c_int,
         (Some(Basic::F64), Some(Basic::I32)) => 0x8c00_0001_u32 as c_int,
-        (Some(Basic::I64), Some(Basic::I32)) => 0x8c00_0002_u32 as c_int,
+        (Some(Basic::I64 | Basic::LongInt), Some(Basic::I32)) => 0x8c00_0002_u32 as c_int,
         (Some(Basic::I16), Some(Basic::I32)) => 0x8c00_0003_u32 as c_int,
         (Some(Basic::Long), Some(Basic::I32)) => 0x8c00_0004_u32 as c_int,
         (Some(Basic::I32), Some(Basic::I32)) => 0x4c00_0816,

@@ -74,20 +74,17 @@ pub unsafe fn pack_size(n: i64, handle: c_int, comm: c_int, size: *mut i64) -> O
     unsafe { put(size, (count(n)? * committed(handle)?.size()) as i64) }
 }
 
-/// Returns the bytes of a basic element in external32. A `long` has four there, a `long long` eight. The parts of a derived type do not
-/// tell these apart, so only elements of the types `MPI_LONG` and `MPI_UNSIGNED_LONG` themselves have four.
-fn external(of: &Type, basic: Basic) -> usize {
-    const LONG: c_int = 0x4c00_0807;
-    const UNSIGNED_LONG: c_int = 0x4c00_0808;
-    match (basic, of.builtin_handle()) {
-        (Basic::I64 | Basic::U64, Some(LONG | UNSIGNED_LONG)) => 4,
-        (Basic::Wide, _) => 2,
+/// Returns the bytes of a basic element in external32.
+const fn external(basic: Basic) -> usize {
+    match basic {
+        Basic::LongInt | Basic::UnsignedLong => 4,
+        Basic::Wide => 2,
         _ => basic.size(),
     }
 }
 
 fn external_size(of: &Type) -> Outcome<usize> {
-    Ok(of.parts()?.iter().map(|part| part.count * external(of, part.basic)).sum())
+    Ok(of.parts()?.iter().map(|part| part.count * external(part.basic)).sum())
 }
 
 /// Returns how many numbers a basic type consists of: a complex one of two.
@@ -136,7 +133,7 @@ fn read(bytes: &[u8], basic: Basic, out: &mut [u8]) {
             }
             _ => {
                 // A shorter number is sign-extended.
-                let negative = basic == Basic::I64 && number[0] & 0x80 != 0;
+                let negative = basic == Basic::LongInt && number[0] & 0x80 != 0;
                 place.fill(if negative { 0xff } else { 0 });
                 place.iter_mut().zip(number.iter().rev()).for_each(|(to, from)| *to = *from);
             }
@@ -176,7 +173,7 @@ pub unsafe fn pack_external(
                     let offset = part.offset + (number * part.basic.size()) as i64;
                     let place =
                         std::slice::from_raw_parts(base.wrapping_offset(offset as isize), part.basic.size());
-                    write(place, part.basic, external(&of, part.basic), &mut bytes);
+                    write(place, part.basic, external(part.basic), &mut bytes);
                 }
             }
         }
@@ -207,7 +204,7 @@ pub unsafe fn unpack_external(
         for element in 0..n {
             let base = into.cast::<u8>().wrapping_offset((element as i64 * of.extent) as isize);
             for part in of.parts()?.iter() {
-                let width = external(&of, part.basic);
+                let width = external(part.basic);
                 for number in 0..part.count {
                     let offset = part.offset + (number * part.basic.size()) as i64;
                     let place = std::slice::from_raw_parts_mut(

@@ -48,8 +48,9 @@ impl View {
             data += run.len;
         }
         let extent = filetype.extent;
-        if pieces.first().is_some_and(|(_, first, _)| extent < end - first) {
-            return fail(Class::Type, format!("a filetype of extent {extent} overlaps with the next one"));
+        // The pieces of a filetype may lie between those of the next ones, as the columns of a matrix do.
+        if !pieces.is_empty() && extent <= 0 {
+            return fail(Class::Type, format!("a filetype of extent {extent} cannot be repeated"));
         }
         Ok(Self { displacement, etype, filetype, representation, pieces, size, extent })
     }

@@ -11,9 +11,6 @@ use super::body::{Completion, Finished};
 use super::wire::{CANCEL, CANCELLED, envelope};
 use crate::error::Fail;
 
-/// The number of no message. A rank that asks to withdraw it wants only an answer.
-pub(super) const NOTHING: u64 = 0;
-
 impl Net {
     /// Cancels a receive that no message has matched yet.
     pub fn cancel_recv(&mut self, context: u32, done: &Arc<Completion>) {
@@ -38,7 +35,9 @@ impl Net {
         if let Some(number) =
             self.parked.iter().find_map(|(number, parked)| Arc::ptr_eq(&parked.done, done).then_some(*number))
         {
-            return self.withdrawn(number);
+            self.withdrawn(number);
+            self.withheld.insert(number);
+            return;
         }
         // A receive that has matched its message is no longer in the mailbox, and its source may still be sending.
         if let Some(peer) = self.slots.iter().find_map(|slot| slot.op.peer_of(done)) {
@@ -62,13 +61,14 @@ impl Net {
 
     /// Withdraws a message at its sender's request.
     pub(super) fn withdraw(&mut self, from: u32, number: u64) {
-        if number == NOTHING || self.remove_announced(from, number) {
+        if self.remove_announced(from, number) {
             self.post_words(from, envelope(CANCELLED, 0, 0), &[number, 0]);
         }
     }
 
     /// Completes a send whose message has been withdrawn.
     pub(super) fn withdrawn(&mut self, number: u64) {
+        self.withheld.remove(&number);
         if let Some(parked) = self.parked.remove(&number) {
             let failed = |why| Finished::failed(parked.to, 0, why);
             self.finish(&parked.done, parked.given_up.map_or(Finished::cancelled(), failed));

@@ -17,9 +17,8 @@ use std::sync::atomic::Ordering;
 use kolo_transport::{Channel, Fits, Posted, Short, Token};
 
 use super::body::{Completion, Finished, Recv, Sink};
-use super::cancel::NOTHING;
 use super::source::Source;
-use super::wire::{CANCEL, EAGER_BYTES, HEADS, Head, Op, TAG_BITS, WHOLE, broken, envelope, tag_of};
+use super::wire::{EAGER_BYTES, HEADS, Head, Op, TAG_BITS, WHOLE, broken, envelope, tag_of};
 use super::{Net, PENDING};
 use crate::error::{Class, Fail, Outcome, fail};
 
@@ -190,13 +189,17 @@ impl Net {
         }
     }
 
-    /// Asks the source of a direct receive for a head, whose arrival makes the transport return the receive.
-    pub(super) fn recall(&mut self, awaited: &Awaited) {
+    /// Takes back a direct receive from the transport, unless its message has begun to arrive: rule 3.
+    pub(super) fn take_back(&mut self, awaited: &Awaited) {
         if let Awaited::Direct(at) = awaited
-            && let Op::Direct(Direct::Out { source, .. }) = &self.slots[*at as usize].op
+            && let Op::Direct(Direct::Out { source: peer, .. }) = self.slots[*at as usize].op
+            && let Some(via) = self.via[peer as usize]
         {
-            let source = *source;
-            self.post_words(source, envelope(CANCEL, 0, 0), &[NOTHING, 0]);
+            let mut events = Vec::new();
+            if self.ends[via].cancel_recvs(Channel { peer, index: HEADS }, &mut events) {
+                events.into_iter().for_each(|event| self.happened(event));
+                self.watch(peer);
+            }
         }
     }
 

@@ -21,8 +21,10 @@ impl Net {
             self.post_words(source, envelope(ANSWER, 0, 0), &[number, 0]);
             return self.received(&recv, source, tag, bytes);
         }
-        // The kernel copies runs, and many short ones slowly.
-        let Some(from) = at.filter(|_| recv.sink.is_flat() && self.prefers_get(source, wanted)) else {
+        // The kernel copies runs, and many short ones slowly. In a job that has failed, the sender may have given the message up and use
+        // the memory for other data, so it is asked.
+        let can_get = recv.sink.is_flat() && crate::world::check_job().is_ok();
+        let Some(from) = at.filter(|_| can_get && self.prefers_get(source, wanted)) else {
             return self.ask(recv, source, tag, bytes, number);
         };
         let sink = recv.sink.clone();

@@ -165,7 +165,7 @@ pub fn wait_for(done: &Arc<Completion>) -> Outcome {
 
 fn forsake_receive(mut awaited: Awaited, why: &Fail) {
     if let Ok(mut net) = net() {
-        net.recall(&awaited);
+        net.take_back(&awaited);
     }
     let deadline = Instant::now() + LAST_TIME;
     while matches!(awaited, Awaited::Direct(_)) && Instant::now() < deadline {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kolo_transport::{
-    Channel, Endpoint, Envelope, ErrorKind, Event, Fits, Piece, Posted, Short, Sink as Place, Token,
+    Channel, Endpoint, Envelope, Error, ErrorKind, Event, Fits, Piece, Posted, Short, Sink as Place, Token,
 };
 
 use super::body::{Completion, Elements, Finished, Recv, Sink};
@@ -153,7 +153,7 @@ impl Slot {
         on: Channel,
         envelope: u64,
         token: Token,
-    ) -> Result<Posted, kolo_transport::Error> {
+    ) -> Result<Posted, Error> {
         // SAFETY: the caller's promise.
         unsafe {
             match &self.elements {
@@ -247,17 +247,19 @@ impl Net {
         }
     }
 
-    /// Sends a message for a window. Its end is not reported.
-    pub fn send_to_window(&mut self, to: u32, message: Vec<u8>) {
+    /// Sends a message for a window. The result completes when the message has left; `None` if this rank has handled it.
+    pub fn send_to_window(&mut self, to: u32, message: Vec<u8>) -> Option<Arc<Completion>> {
         if to == self.rank {
             if let Some(handle) = self.on_window {
                 handle(self, to, &message);
             }
-            return;
+            return None;
         }
         let done = Completion::new();
         PENDING.fetch_add(1, Ordering::Relaxed);
-        self.post_send(to, HEADS, envelope(WINDOW, 0, 0), Op::Send { to, done, data: Source::Kept(message) });
+        let op = Op::Send { to, done: Arc::clone(&done), data: Source::Kept(message) };
+        self.post_send(to, HEADS, envelope(WINDOW, 0, 0), op);
+        Some(done)
     }
 
     fn send_home(&mut self, context: u32, tag: i32, data: Source, asks: bool, done: &Arc<Completion>) {
@@ -285,20 +287,24 @@ impl Net {
         self.next_parked
     }
 
-    /// Handles the receiver's answer: sends the data that it asks for.
-    fn answered(&mut self, number: u64, wanted: u64) {
-        let Some(parked) = self.parked.remove(&number) else { return };
-        let Parked { to, mut data, done, .. } = parked;
+    /// Handles a receiver's answer: sends the data that it asks for. If this rank has given the message up, an empty one ends the
+    /// receive, which it does not fit.
+    fn answered(&mut self, to: u32, number: u64, wanted: u64) {
+        let tag = (number & 0xff_ffff) as i32;
+        let Some(parked) = self.parked.remove(&number) else {
+            if self.withheld.remove(&number) && wanted > 0 {
+                let at = self.slot(Op::Quiet);
+                self.slots[at as usize].send_from(&Source::Kept(Vec::new()));
+                self.post(to, BYTES, envelope(CANCELLED, 0, tag), at);
+            }
+            return;
+        };
+        let Parked { mut data, done, .. } = parked;
         if wanted == 0 {
             return self.finish(&done, Finished::sent());
         }
         data.truncate(wanted as usize);
-        self.post_send(
-            to,
-            BYTES,
-            envelope(WHOLE, 0, (number & 0xff_ffff) as i32),
-            Op::Send { to, done, data },
-        );
+        self.post_send(to, BYTES, envelope(WHOLE, 0, tag), Op::Send { to, done, data });
     }
 
     /// Sends a short message at once, if nothing stands in the way.
@@ -352,11 +358,14 @@ impl Net {
         moved
     }
 
-    fn happened(&mut self, event: Event) {
+    pub(super) fn happened(&mut self, event: Event) {
         match event {
             Event::Done(token) => self.done(token.0 as u32),
             Event::Waiting(envelope) => self.arrived(envelope),
             Event::Failed(token, error) if error.kind == ErrorKind::System && self.asks_instead(token) => {}
+            Event::Failed(token, Error { kind: ErrorKind::Mismatch { .. }, .. }) => {
+                self.failed(token.0 as u32, "its sender has given it up");
+            }
             Event::Failed(token, error) => self.failed(token.0 as u32, &error.to_string()),
             Event::Down { peer, cause } => {
                 self.lose(peer, &format!("rank {peer} of the world is lost: {cause}"))
@@ -473,7 +482,7 @@ impl Net {
         self.settle(at, posted);
     }
 
-    pub(super) fn settle(&mut self, at: u32, posted: Result<Posted, kolo_transport::Error>) {
+    pub(super) fn settle(&mut self, at: u32, posted: Result<Posted, Error>) {
         match posted {
             Ok(Posted::Done) => self.done(at),
             Ok(Posted::Pending) => {}
@@ -525,7 +534,7 @@ impl Net {
             },
             ANSWER => {
                 let (Some(number), Some(wanted)) = (word(&kept, 0), word(&kept, 1)) else { return };
-                return self.answered(number, wanted);
+                return self.answered(from, number, wanted);
             }
             CANCEL => return word(&kept, 0).map_or((), |number| self.withdraw(from, number)),
             CANCELLED => return word(&kept, 0).map_or((), |number| self.withdrawn(number)),
@@ -559,7 +568,7 @@ impl Net {
     /// Gives up on a peer: the transport no longer writes anything that the peer sends.
     pub(crate) fn abandon(&mut self, peer: u32, why: &str) {
         let Some(via) = self.via[peer as usize] else { return };
-        let cause = kolo_transport::Error::new(ErrorKind::Aborted, "mpi", Some(peer), why);
+        let cause = Error::new(ErrorKind::Aborted, "mpi", Some(peer), why);
         let mut events = Vec::new();
         self.ends[via].abandon(peer, &cause, &mut events);
         events.into_iter().for_each(|event| self.happened(event));

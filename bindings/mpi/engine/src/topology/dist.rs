@@ -114,26 +114,13 @@ pub unsafe fn dist_graph_create(
 /// Exchanges edges; returns those of all ranks, in the order of ranks.
 fn shared_edges(comm: &Arc<Comm>, own: &[[c_int; 3]]) -> Outcome<Vec<[c_int; 3]>> {
     let counts = crate::collective::share(comm, &(own.len() as u32).to_le_bytes())?;
-    let counts: Vec<usize> = counts
-        .chunks_exact(4)
-        .map(|count| u32::from_le_bytes([count[0], count[1], count[2], count[3]]) as usize)
-        .collect();
-    let most = counts.iter().copied().max().unwrap_or(0);
-    let mut bytes: Vec<u8> = own.iter().flatten().flat_map(|number| number.to_le_bytes()).collect();
-    bytes.resize(most * 12, 0);
-    if most == 0 {
-        return Ok(Vec::new());
-    }
-    let all = crate::collective::share(comm, &bytes)?;
-    let edge = |bytes: &[u8]| {
-        let number =
-            |at: usize| c_int::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        [number(0), number(4), number(8)]
-    };
-    let of_rank = all.chunks_exact(most * 12).zip(counts);
-    Ok(of_rank
-        .flat_map(|(edges, count)| edges.chunks_exact(12).take(count).map(edge).collect::<Vec<_>>())
-        .collect())
+    let number = |bytes: &[u8]| [bytes[0], bytes[1], bytes[2], bytes[3]];
+    let lengths: Vec<usize> =
+        counts.chunks_exact(4).map(|count| u32::from_le_bytes(number(count)) as usize * 12).collect();
+    let bytes: Vec<u8> = own.iter().flatten().flat_map(|number| number.to_le_bytes()).collect();
+    let all = crate::collective::share_uneven(comm, &bytes, &lengths)?;
+    let edge = |bytes: &[u8]| [0, 4, 8].map(|at| c_int::from_le_bytes(number(&bytes[at..])));
+    Ok(all.chunks_exact(12).map(edge).collect())
 }
 
 pub unsafe fn dist_graph_neighbors_count(

@@ -114,6 +114,10 @@ fn access(window: &Window, message: &Message<'_>) -> Option<Vec<u8>> {
     let mut data = message.data;
     for (offset, count) in &message.cells {
         let count = usize::try_from(*count).ok()?;
+        // No elements may have any address, even one that is not part of the window.
+        if count == 0 {
+            continue;
+        }
         let span = count.checked_mul(of.extent as usize)?;
         if !window.holds(*offset, span.saturating_sub(of.extent as usize - of.true_extent as usize)) {
             return None;

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::backlog::Backlog;
 use super::epochs::Epochs;
 use super::handle_messages::{forget, know};
 use super::locks::Locks;
@@ -74,6 +75,7 @@ fn make(comm: &Arc<Comm>, own: Own, segment: Option<Segment>) -> Outcome<c_int> 
         segment,
         attached: Mutex::default(),
         epochs: Mutex::new(Epochs::default()),
+        backlog: Backlog::default(),
         attributes: Attributes::default(),
         handler: Mutex::default(),
         name: Mutex::default(),

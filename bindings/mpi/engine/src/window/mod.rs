@@ -4,6 +4,7 @@
 //! while there are windows. Messages from one rank to another are handled in order, so the answer to a message means that all earlier
 //! messages are done. Messages are handled under the lock of the messages, so accumulates are atomic with respect to each other.
 
+mod backlog;
 mod calls;
 mod epochs;
 mod handle_messages;
@@ -30,6 +31,7 @@ use crate::handle::Table;
 use crate::handlers::{self, Handler};
 use crate::info::Pairs;
 use crate::net::{self, Sink};
+use backlog::Backlog;
 use epochs::Epochs;
 use locks::Locks;
 use shared::Segment;
@@ -59,6 +61,7 @@ pub struct Window {
     attached: Mutex<Vec<(usize, usize)>>,
     epochs: Mutex<Epochs>,
     locks: Mutex<Locks>,
+    backlog: Backlog,
     pub(crate) attributes: Attributes,
     handler: Mutex<Handler>,
     name: Mutex<String>,
@@ -107,7 +110,7 @@ impl Window {
                 let Some((at, size)) = next(start) else { return false };
                 start = at + size;
             }
-            return len > 0 || attached.iter().any(|(at, size)| (*at..=at + size).contains(&start));
+            return true;
         }
         offset >= 0 && offset.checked_add(len as i64).is_some_and(|end| end <= self.size)
     }

@@ -10,7 +10,7 @@ use crate::args::{count, put};
 use crate::constants::*;
 use crate::datatype::{self, Basic, Type};
 use crate::error::{Class, Outcome, fail};
-use crate::net::{Elements, Sink};
+use crate::net::{self, Elements, Sink};
 use crate::op::{self, Builtin};
 use crate::request::{self, Active};
 
@@ -158,9 +158,11 @@ impl Target {
 
     fn send(&self, message: Message<'_>) -> Outcome {
         let Some(rank) = self.rank else { return Ok(()) };
-        self.window.tell(rank, &Message { window: self.window.number(), ..message })?;
+        let message = Message { window: self.window.number(), ..message }.encode();
+        let bytes = message.len();
+        let sent = net::net()?.send_to_window(self.window.world(rank), message);
         self.window.has_told(rank);
-        Ok(())
+        sent.map_or(Ok(()), |done| self.window.backlog.add(done, bytes))
     }
 
     /// Leaves an operation without a request to the next synchronisation with the target.
@@ -195,6 +197,8 @@ fn handle_of(basic: Basic) -> c_int {
             Basic::U16 => 0x023c,
             Basic::U32 => 0x043d,
             Basic::U64 => 0x083e,
+            Basic::LongInt => 0x0807,
+            Basic::UnsignedLong => 0x0808,
             Basic::F16 => 0x0246,
             Basic::Bf16 => 0x024c,
             Basic::F32 => 0x040a,
@@ -465,17 +469,17 @@ pub unsafe fn compare_and_swap(
     win: c_int,
 ) -> Outcome {
     let target = Target::new(rank, disp, 1, of, win)?;
-    if target.of.basic().is_none_or(Basic::is_float) {
+    let Some(basic) = target.of.basic().filter(|basic| !basic.is_float()) else {
         let wanted = "an integer, logical or byte datatype";
         return fail(Class::Type, format!("a compare-and-swap is for one element of {wanted}"));
-    }
+    };
     let (new, old, into) = (Own::new(buf, 1, of)?, Own::new(compare, 1, of)?, Own::new(result, 1, of)?);
     let mut data = old.packed();
     data.extend(new.packed());
     let (operation, number) = target.operation(Some(into.sink()));
     target.leave(&operation);
     target.send(Message {
-        of: target.of.builtin_handle().unwrap_or(BYTE),
+        of: handle_of(basic),
         cells: vec![(target.offset, 1)],
         data: &data,
         ..Message::plain(Kind::Swap, 0, number)
