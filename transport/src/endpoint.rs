@@ -33,14 +33,13 @@
 //!     A rank takes all exposed memory back when it gives up the peer or drops the endpoint; gets that are not complete
 //!     by then fail.
 
-use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+use crate::arm::{Armed, ParkBy};
 use crate::error::Error;
 use crate::memory::{Backing, DeviceAccess, MemoryCounters, Registered};
 use crate::shm::Exchange;
 use crate::stage::{Stage, StageCaps};
-use crate::sys::atomic::AtomicU32;
 
 /// A FIFO between this rank and `peer`, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -208,26 +207,6 @@ pub struct Caps {
     pub in_place: bool,
     /// Capabilities of the endpoint's [stage](Endpoint::stage), if it has one.
     pub stage: Option<StageCaps>,
-}
-
-/// How the owner is going to sleep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ParkBy {
-    /// On a futex word; only if every endpoint that is not [idle](Armed::Idle) offers one.
-    Word,
-    /// With `poll(2)` on file descriptors.
-    Fd,
-}
-
-/// Something to sleep on.
-#[derive(Clone, Copy, Debug)]
-pub enum Armed<'a> {
-    /// Nothing is outstanding here; this endpoint will not wake the owner.
-    Idle,
-    /// Sleep while the word holds this value.
-    Word(&'a AtomicU32, u32),
-    /// Sleep until the descriptor is readable.
-    Fd(BorrowedFd<'a>),
 }
 
 /// An endpoint's answer to the introduction of a peer.
@@ -415,6 +394,7 @@ pub trait Endpoint: Send + std::fmt::Debug {
 
     /// Gets memory that the peer has exposed on this channel, from address `from` in the peer's process on, as much as
     /// `dst` has room for. Gets are ordered neither among each other nor with the messages of the channel.
+    ///
     /// If the kernel does not read that memory, the get alone fails, with [`ErrorKind::System`](crate::ErrorKind), and the
     /// peer has to send the message.
     ///

@@ -19,10 +19,10 @@ mod stage;
 mod sys;
 pub mod tcp;
 
-pub use arm::arm_all;
+pub use arm::{Armed, ParkBy, arm_all};
 pub use endpoint::{
-    Armed, Caps, Channel, Consumer, Endpoint, Envelope, Event, Fits, GRAIN_BYTES, Paced, Packer, ParkBy,
-    Piece, Posted, Rail, Reach, Short, Sink, Token,
+    Caps, Channel, Consumer, Endpoint, Envelope, Event, Fits, GRAIN_BYTES, Paced, Packer, Piece, Posted,
+    Rail, Reach, Short, Sink, Token,
 };
 pub use error::{Error, ErrorKind};
 pub use kinds::{Features, Options, TransportKind};

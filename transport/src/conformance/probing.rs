@@ -6,7 +6,8 @@ use super::message::Shape;
 use super::pattern::Random;
 use super::world::{Ticket, World};
 use super::{Subject, skip};
-use crate::endpoint::{Armed, Channel, Envelope, ParkBy};
+use crate::arm::{Armed, ParkBy};
+use crate::endpoint::{Channel, Envelope};
 
 const FROM_0: Channel = Channel { peer: 0, index: 0 };
 

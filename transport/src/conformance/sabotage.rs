@@ -3,7 +3,8 @@
 
 use std::time::Instant;
 
-use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
+use crate::arm::{Armed, ParkBy};
+use crate::endpoint::{Caps, Channel, Endpoint, Event, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, MemoryCounters, Registered};
 use crate::stage::Stage;

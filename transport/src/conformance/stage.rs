@@ -6,7 +6,8 @@ use super::pattern::Random;
 use super::waiting::sleep_until;
 use super::world::endpoints;
 use super::{Subject, skip};
-use crate::endpoint::{Endpoint, ParkBy};
+use crate::arm::ParkBy;
+use crate::endpoint::Endpoint;
 use crate::stage::{Awaited, Needs, Stage, StageCaps};
 
 const MEMBERS: u32 = 3;

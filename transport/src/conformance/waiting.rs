@@ -9,7 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::pattern::Random;
 use super::world::endpoints;
 use super::{Subject, skip};
-use crate::endpoint::{Armed, Channel, Endpoint, Event, ParkBy, Piece, Posted, Sink, Token};
+use crate::arm::{Armed, ParkBy};
+use crate::endpoint::{Channel, Endpoint, Event, Piece, Posted, Sink, Token};
 use crate::sys::atomic::AtomicU32 as SharedWord;
 use crate::wait_word;
 

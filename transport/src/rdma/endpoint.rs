@@ -23,7 +23,8 @@ use super::side::{News, Side};
 use super::small::Lockable;
 use super::stats::Counters;
 use super::wire::{CHANNELS, EAGER_BYTES, GRANTS};
-use crate::endpoint::{Armed, Caps, Channel, Endpoint, Event, ParkBy, Piece, Posted, Reach, Sink, Token};
+use crate::arm::{Armed, ParkBy};
+use crate::endpoint::{Caps, Channel, Endpoint, Event, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, DeviceAccess, MemoryCounters, Registered};
 

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use super::NAME;
 use super::hello::{HELLO_BYTES, Hello};
-use crate::endpoint::{Armed, Channel, Endpoint, Event, ParkBy, Piece, Posted, Sink, Token};
+use crate::arm::{Armed, ParkBy};
+use crate::endpoint::{Channel, Endpoint, Event, Piece, Posted, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::tcp::{TcpEndpoint, TcpOptions};
 

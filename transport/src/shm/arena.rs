@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use super::address::VERSION;
 use super::buffers::Buffers;
-use crate::endpoint::ParkBy;
+use crate::arm::ParkBy;
 use crate::sys::atomic::{AtomicU32, AtomicU64, fence};
 use crate::sys::fences::Fences;
 use crate::sys::map::Mapping;

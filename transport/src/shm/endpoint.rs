@@ -38,9 +38,9 @@ use super::recv_lane::RecvLane;
 use super::remote::{Beacon, FAR_RUNS};
 use super::stage::Area;
 use super::tried::Route;
+use crate::arm::{Armed, ParkBy};
 use crate::endpoint::{
-    Armed, Caps, Channel, Consumer, Endpoint, Event, Fits, Packer, ParkBy, Piece, Posted, Reach, Short, Sink,
-    Token,
+    Caps, Channel, Consumer, Endpoint, Event, Fits, Packer, Piece, Posted, Reach, Short, Sink, Token,
 };
 use crate::error::{Error, ErrorKind};
 use crate::stage::Stage;

@@ -19,7 +19,7 @@ use super::producer::Producer;
 use super::rendezvous::Rts;
 use super::ring::{CELLS, Consumer, INLINE_BYTES};
 use super::rounds::{EXCHANGE_INLINE, Rounds};
-use crate::endpoint::ParkBy;
+use crate::arm::ParkBy;
 use crate::stage::Needs;
 use crate::sys::atomic::{Atomic, AtomicU64};
 use crate::sys::fences::Fences;

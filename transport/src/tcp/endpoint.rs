@@ -20,9 +20,8 @@ use super::route::{self, Candidate};
 use super::socket::{Stop, TcpInfo};
 use super::stripes::Path;
 use super::wire::{MESSAGE_MAX, key_of};
-use crate::endpoint::{
-    Armed, Caps, Channel, Endpoint, Event, Paced, ParkBy, Piece, Posted, Reach, Sink, Token,
-};
+use crate::arm::{Armed, ParkBy};
+use crate::endpoint::{Caps, Channel, Endpoint, Event, Paced, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::pieces::{Eater, Pieces};
 

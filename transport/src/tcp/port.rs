@@ -253,7 +253,8 @@ mod tests {
     use super::super::wire::NONCE_BYTES;
     use super::super::{TcpEndpoint, TcpOptions};
     use super::*;
-    use crate::endpoint::{Armed, Channel, Endpoint, ParkBy};
+    use crate::arm::{Armed, ParkBy};
+    use crate::endpoint::{Channel, Endpoint};
 
     const COOKIE: [u8; 16] = [7; 16];
     const LONG: Duration = Duration::from_secs(20);

@@ -6,7 +6,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
 
 use super::*;
-use crate::endpoint::{Armed, ParkBy};
+use crate::arm::{Armed, ParkBy};
 use crate::wait_word;
 
 /// Sleeps by the rules of the contract until something wakes the owner; panics if it has slept for the whole
