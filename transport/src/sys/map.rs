@@ -165,7 +165,7 @@ impl Mapping {
             file.free(at, piece);
             at += piece;
         }
-        // Others may have written since, which allocates pages again.
+        // Others may have read or written since, which allocates pages again.
         file.free(offset, len);
         Ok(())
     }

@@ -20,8 +20,8 @@ from .handles import Handle
 #: Seconds between two checks whether the missing members are alive, and for the answer of one of them.
 _LOOK, _ANSWER = 0.25, 1.0
 
-#: Most members that are asked at the same time.
-_ASKED = 64
+#: Most members that are asked at the same time. Each may take a descriptor for each of its addresses.
+_ASKED = 16
 
 #: Seconds for the first attempt to join after all have met; and how many seconds longer the other members wait than the first.
 _FIRST_TRY, _GRACE = 1.0, 0.5

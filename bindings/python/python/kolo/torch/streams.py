@@ -144,9 +144,10 @@ class Launched:
             if self._settled.is_set():
                 return False
             self._error = error
+            # Before the launcher sees that this operation is not started, and goes on to the next.
+            if not self._comm.closed:
+                self._comm.abort(str(error))
             self._settled.set()
-        if not self._comm.closed:
-            self._comm.abort(str(error))
         return True
 
     def wait(self, seconds: float):

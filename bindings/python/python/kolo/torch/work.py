@@ -58,7 +58,8 @@ class KoloWork(dist.Work):
         if self._after_lock is not None:
             self._finish()
             if self._after_error is not None:
-                raise self._after_error
+                # Without the frames of earlier raises.
+                raise self._after_error.with_traceback(None)
         return True
 
     def _finish(self) -> None:
