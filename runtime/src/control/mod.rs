@@ -463,7 +463,7 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
     let (mut connected, coordinator) = if let Some(coordinator) = coordinator {
         let until = started + spec.timeout + VERDICT_GRACE;
         let welcome = connect::become_member(spec, Some(&coordinator), listener.as_deref(), until);
-        match first_of(spec, welcome, alarmed).await {
+        match first_of(spec, started, welcome, alarmed).await {
             Ok(connected) => (connected, Some(coordinator)),
             Err(error) => {
                 // The other ranks must hear the verdict before this process ends.
@@ -475,7 +475,7 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
         }
     } else {
         let welcome = connect::become_member(spec, None, listener.as_deref(), started + spec.timeout);
-        (first_of(spec, welcome, alarmed).await?, None)
+        (first_of(spec, started, welcome, alarmed).await?, None)
     };
     if let (Locator::Local(rendezvous), 0) = (&spec.locator, spec.rank) {
         rendezvous.coordinator.send_replace(None);
@@ -495,19 +495,29 @@ async fn join_all(spec: &JoinSpec, mut alarms: Vec<Alarm>) -> Result<Joined> {
 /// Waits for the welcome, or for the news that a rank will not come.
 async fn first_of<T>(
     spec: &JoinSpec,
+    started: Instant,
     welcome: impl Future<Output = Result<T>>,
     alarmed: impl Future<Output = Absence>,
 ) -> Result<T> {
-    tokio::select! {
+    let mut welcome = std::pin::pin!(welcome);
+    let absence = tokio::select! {
         biased;
-        joined = welcome => joined,
-        absence = alarmed => Err(Error::Join {
-            rank: Some(spec.rank),
-            kind: JoinFailure::Survivors,
-            problem: absence.to_string(),
-            remedy: "Call shrink or grow again".into(),
-        }),
+        joined = &mut welcome => return joined,
+        absence = alarmed => absence,
+    };
+    // The other rank has most likely given up because its time was over. This rank's is over about now, and it may know
+    // the reason.
+    if started.elapsed() + VERDICT_GRACE >= spec.timeout
+        && let Ok(joined) = tokio::time::timeout(2 * VERDICT_GRACE, welcome).await
+    {
+        return joined;
     }
+    Err(Error::Join {
+        rank: Some(spec.rank),
+        kind: JoinFailure::Survivors,
+        problem: absence.to_string(),
+        remedy: "Call shrink or grow again".into(),
+    })
 }
 
 /// Whether ranks pass on messages of the coordinator. Survivors do not: they keep their listeners, through which ranks
