@@ -215,14 +215,11 @@ impl Communicator {
     /// not.
     ///
     /// # Errors
-    /// [`AbortReason::Minority`] if the others may have entered it with this rank's vote.
+    /// As [`Communicator::agree_in_call`]. The others may have entered it, so a member must not go on with the
+    /// communicator before.
     pub(super) fn all_enter(&self, deadline: Instant) -> Result<bool> {
         let met = self.agree_in_call(Purpose::Enter, "grow", IS_MADE, deadline);
-        let entered = match met {
-            Ok(met) => Ok(met.flags & IS_MADE != 0 && met.ranks.len() as u32 == self.world_size()),
-            Err(error @ Error::Aborted { kind: AbortReason::Minority, .. }) => Err(error),
-            Err(_) => Ok(false),
-        };
+        let entered = met.map(|met| met.flags & IS_MADE != 0 && met.ranks.len() as u32 == self.world_size());
         if !matches!(entered, Ok(true)) {
             self.abort("another rank did not finish making it");
         }
@@ -231,6 +228,9 @@ impl Communicator {
 
     /// Agrees in the course of a call to which all live members have come. None of them gives up alone, because the
     /// others may count its vote and go on with it: at the deadline of one, all decide.
+    ///
+    /// # Errors
+    /// As [`Communicator::agree`], with [`AbortReason::Minority`] in place of [`Error::Timeout`].
     pub(super) fn agree_in_call(
         &self,
         purpose: Purpose,

@@ -11,7 +11,7 @@ use super::elastic::REGROUP_ATTEMPTS;
 use super::survivors::Survivors;
 use crate::communicator::regroup;
 use crate::control::{ControlRuntime, Invitation, Purpose, Until};
-use crate::error::{Error, JoinFailure, Result};
+use crate::error::{AbortReason, Error, JoinFailure, Result};
 use crate::join::JoinSpec;
 use crate::types::ReduceOp;
 
@@ -92,6 +92,19 @@ fn a_rank_whose_time_is_over_does_not_give_up_alone() -> Result<()> {
         (confirmed, entered)
     })?;
     assert_eq!(met, [(true, false); 3], "all decide, and that rank 0 and 2 were not there in time");
+    Ok(())
+}
+
+/// The others have entered the new communicator and dropped the one before. There, they would count as gone.
+#[test]
+fn a_rank_without_which_the_others_enter_does_not_begin_again() -> Result<()> {
+    let entered = Cluster::local(2, |comm| {
+        comm.shared.membership.control().shared().fence(comm.shared.group.id, 1 - comm.rank());
+        comm.all_enter(Instant::now() + LONG)
+    })?;
+    for entered in entered {
+        assert!(matches!(entered, Err(Error::Aborted { kind: AbortReason::Fenced, .. })), "{entered:?}");
+    }
     Ok(())
 }
 
