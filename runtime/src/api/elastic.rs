@@ -92,8 +92,9 @@ impl Communicator {
     /// as soon as this returns: the next call then fails as usual, and the survivors shrink again.
     ///
     /// # Errors
-    /// As [`Communicator::agree`]. After an error this rank has no new communicator; the same agreement tells ranks
-    /// that could have gone on.
+    /// As [`Communicator::agree`]; [`Error::Aborted`] with [`AbortReason::Timeout`] if all have called, and the time was
+    /// too short for the rest. After an error this rank has no new communicator; the same agreement tells ranks that
+    /// could have gone on.
     pub fn shrink(&self) -> Result<Self> {
         self.shrink_until(Until::GivingUp(Instant::now() + patience(self.config())))
     }
@@ -192,7 +193,7 @@ impl Communicator {
                         in_vain += 1;
                         if met.flags & MAY_RETRY == 0 || in_vain == REGROUP_ATTEMPTS {
                             // If the time was too short, no rank is to blame.
-                            if until.is_over() {
+                            if coming.is_over() {
                                 return Err(self.came_too_late(operation));
                             }
                             return Err(problem.unwrap_or_else(|| self.not_made(operation)));
@@ -303,8 +304,8 @@ impl Communicator {
     }
 
     fn not_made(&self, operation: &str) -> Error {
-        let reason = "another rank could not make its part of the new communicator; see that rank's own \
-                      error for the reason";
+        let reason = "another rank could not make its part of the new communicator, or not in time; see that \
+                      rank's own error for the reason";
         let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Transport);
         Error::Aborted { context, by, kind, reason: reason.to_owned() }
     }

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Communicator;
@@ -106,6 +107,35 @@ fn a_rank_without_which_the_others_enter_does_not_begin_again() -> Result<()> {
         assert!(matches!(entered, Err(Error::Aborted { kind: AbortReason::Fenced, .. })), "{entered:?}");
     }
     Ok(())
+}
+
+/// All have come. Rank 1 does not make its part until rank 0 has given up.
+#[test]
+fn an_error_says_if_the_time_was_too_short() -> Result<()> {
+    for limit in (0..10).map(|doublings| Duration::from_millis(500 << doublings)) {
+        let (gave_up, is_first) = (std::sync::Barrier::new(2), AtomicBool::new(true));
+        let shrunk = Cluster::local(2, |comm| {
+            let own = if comm.rank() == 0 { limit } else { LONG };
+            let until = Until::GivingUp(Instant::now() + own);
+            let shrunk = comm.form_again(Purpose::Shrink, "shrink", until, |_, _| {
+                if comm.rank() == 1 && is_first.swap(false, Ordering::Relaxed) {
+                    gave_up.wait();
+                }
+                Err(nobody_answers(comm.rank()))
+            });
+            if comm.rank() == 0 {
+                gave_up.wait();
+            }
+            shrunk.map(drop)
+        })?;
+        match &shrunk[0] {
+            // It was too short even for all to come.
+            Err(Error::Timeout { .. }) => {}
+            Err(Error::Aborted { kind: AbortReason::Timeout, .. }) => return Ok(()),
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("no time is long enough")
 }
 
 #[test]
