@@ -339,7 +339,10 @@ impl CoordinatorState {
         let late = now - due;
         if late > self.settings.liveness.heartbeat {
             // This process was itself stopped, so messages that the others sent meanwhile are still unread.
-            self.states.iter_mut().filter_map(RankState::present_mut).for_each(|present| present.excuse(now));
+            let heartbeat = self.settings.liveness.heartbeat;
+            for present in self.states.iter_mut().filter_map(RankState::present_mut) {
+                present.excuse(heartbeat, now);
+            }
         }
         self.judge(now);
         if now < self.next_tick {
