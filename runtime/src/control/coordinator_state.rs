@@ -201,10 +201,7 @@ impl CoordinatorState {
 
     /// Begins the job once all ranks are there and no two processes claim the same one.
     fn welcome_if_complete(&mut self, now: Instant) {
-        let heartbeat = self.settings.liveness.heartbeat;
-        let is_settled =
-            |state: &RankState| state.present().is_some_and(|present| !present.is_contested(heartbeat));
-        if !matches!(self.phase, Phase::Gathering { .. }) || !self.states.iter().all(is_settled) {
+        if !matches!(self.phase, Phase::Gathering { .. }) || !self.missing().is_empty() {
             return;
         }
         self.phase = Phase::Running;
@@ -536,17 +533,20 @@ impl CoordinatorState {
         FromCoordinator::Waiting { missing: self.missing_text(), rejected: self.rejected }
     }
 
+    /// Returns the ranks for which no process is there, or two are.
     fn missing(&self) -> Vec<u32> {
-        let empty =
-            self.states.iter().enumerate().filter(|(_, state)| matches!(state, RankState::Absent { .. }));
-        empty.map(|(rank, _)| rank as u32).collect()
+        let heartbeat = self.settings.liveness.heartbeat;
+        let is_settled =
+            |state: &RankState| state.present().is_some_and(|present| !present.is_contested(heartbeat));
+        (0..).zip(&self.states).filter(|(_, state)| !is_settled(state)).map(|(rank, _)| rank).collect()
     }
 
     fn missing_text(&self) -> String {
-        let mut text = ranks::named(&self.missing());
-        let known = self.states.iter().enumerate().filter_map(|(rank, state)| match state {
-            RankState::Absent { last: Some(last) } => Some(format!(" (rank {rank}: {last})")),
-            _ => None,
+        let missing = self.missing();
+        let mut text = ranks::named(&missing);
+        let known = missing.iter().filter_map(|rank| match &self.states[*rank as usize] {
+            RankState::Absent { last } => last.as_ref().map(|last| format!(" (rank {rank}: {last})")),
+            _ => Some(format!(" (rank {rank}: two processes claim it)")),
         });
         text.extend(known.take(4));
         clip(text, usize::MAX)

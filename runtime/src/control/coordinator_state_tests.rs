@@ -179,6 +179,7 @@ fn a_job_does_not_begin_while_two_processes_claim_a_rank() {
         let (mut now, _) = claimed(&mut coordinator, lives, 0);
         coordinator.hello(2, None, hello(2, 3), OnSilence::Fail, now);
         assert!(matches!(coordinator.phase, Phase::Gathering { .. }));
+        assert_eq!(coordinator.missing_text(), "rank 1 (rank 1: two processes claim it)");
         for _ in 0..5 {
             now += coordinator.settings.liveness.heartbeat;
             for rank in [0, 2].into_iter().chain(lives.then_some(1)) {
