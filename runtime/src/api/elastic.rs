@@ -284,9 +284,8 @@ impl Communicator {
         let agreed = self.shared.membership.agree(purpose, flags, silent_after, until);
         agreed.map_err(|disagreement| {
             let disagreement = match (purpose, disagreement) {
-                // The others may have decided, so this rank must not go on as before.
-                (Purpose::Confirm | Purpose::Enter, Disagreement::Timeout { silent, .. }) => {
-                    Disagreement::Minority { silent }
+                (Purpose::Confirm | Purpose::Enter, Disagreement::Timeout { late, silent }) => {
+                    Disagreement::Unheard { late, silent }
                 }
                 (_, other) => other,
             };
@@ -342,13 +341,18 @@ impl Communicator {
                 aborted(by, AbortReason::Fenced, reason)
             }
             Disagreement::Minority { silent } => {
-                let whose = match silent.len() as u32 + 1 == self.world_size() {
-                    true => "no other rank answers, so this one is alone: ",
-                    false => "",
-                };
+                let is_alone = silent.len() as u32 + 1 == self.world_size();
+                let whose = if is_alone { "no other rank answers, so this one is alone: " } else { "" };
                 let reason = format!(
                     "{whose}too few ranks answer to go on: {silent:?} are silent but not known to have \
                      ended, so they may still be running where this rank cannot reach them{own_fault}"
+                );
+                aborted(self.rank(), AbortReason::Minority, reason)
+            }
+            Disagreement::Unheard { late, silent } => {
+                let reason = format!(
+                    "this rank has not heard what the others have decided, and they may have gone on without \
+                     it (silent: {silent:?}, alive: {late:?}){own_fault}"
                 );
                 aborted(self.rank(), AbortReason::Minority, reason)
             }
