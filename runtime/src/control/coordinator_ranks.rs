@@ -142,7 +142,8 @@ pub(crate) fn standing(states: &[RankState], rank: u32) -> Standing {
     }
 }
 
-/// Returns the reason for refusing a process, if there is one.
+/// Returns the reason for refusing a process, if there is one. If another process is that rank, it has to show that it
+/// lives.
 pub(crate) fn objection(
     settings: &CoordinatorSettings,
     states: &mut [RankState],

@@ -174,11 +174,14 @@ impl CoordinatorState {
     ) {
         let who = describe(&hello.peer);
         if let Some(refusal) = objection(&self.settings, &mut self.states, self.phase, &hello, now) {
-            if refusal.retry {
+            let present = self.states.get(hello.peer.rank as usize).and_then(RankState::present);
+            if present.is_some_and(|present| present.is_contested(self.settings.liveness.heartbeat)) {
                 tracing::debug!(who, problem = refusal.problem, "a process is to try again");
             } else {
-                self.note_misfit(format!("{who}: {}", refusal.problem));
                 tracing::warn!(who, problem = refusal.problem, "a process was refused");
+            }
+            if !refusal.retry {
+                self.note_misfit(format!("{who}: {}", refusal.problem));
             }
             self.send(connection, &FromCoordinator::Refused(refusal));
             self.actions.push(Action::Close { connection });
