@@ -11,6 +11,7 @@ use super::cluster::Cluster;
 use super::elastic::REGROUP_ATTEMPTS;
 use super::survivors::Survivors;
 use crate::communicator::regroup;
+use crate::config::Config;
 use crate::control::{ControlRuntime, Invitation, Purpose, Until};
 use crate::error::{AbortReason, Error, JoinFailure, Result};
 use crate::join::JoinSpec;
@@ -73,7 +74,8 @@ fn who_was_away_while_the_others_met_is_met_again() -> Result<()> {
 #[test]
 fn a_rank_whose_time_is_over_does_not_give_up_alone() -> Result<()> {
     let all = std::sync::Barrier::new(3);
-    let met = Cluster::local(3, |comm| {
+    let patient = Config::default().with(|config| config.silent_after = LONG);
+    let met = Cluster::with_config(3, &patient, |comm| {
         let until = if comm.rank() == 1 { Instant::now() } else { Instant::now() + LONG };
         let in_turn = |agrees: &dyn Fn() -> bool| {
             if comm.rank() != 1 {
