@@ -334,7 +334,8 @@ koloResult_t koloCommWaiting(koloComm_t comm, int *count);
 /**
  * Makes a communicator of the live ranks and of waiting newcomers, of at most `most` ranks in all. Ranks keep their order;
  * newcomers come last. All live ranks call it with the same `most`; blocks until all have. If a rank dies meanwhile, the call
- * goes on without it. If the call fails, it fails on all ranks. comm stays as it is in either case and must still be destroyed.
+ * goes on without it. After KOLO_FENCED and KOLO_MINORITY this rank must stop, since the others may have gone on without it.
+ * Any other error comes to all ranks, and they may call it again. comm stays as it is in either case and must still be destroyed.
  */
 koloResult_t koloCommGrow(koloComm_t comm, int most, koloComm_t *result);
 

@@ -92,8 +92,9 @@ impl Communicator {
     /// as soon as this returns: the next call then fails as usual, and the survivors shrink again.
     ///
     /// # Errors
-    /// As [`Communicator::agree`]. After an error this rank has no new communicator; the same agreement tells ranks
-    /// that could have gone on.
+    /// As [`Communicator::agree`]; [`Error::Aborted`] with [`AbortReason::Timeout`] if all have called, and the time was
+    /// too short for the rest. After an error this rank has no new communicator; the same agreement tells ranks that
+    /// could have gone on.
     pub fn shrink(&self) -> Result<Self> {
         self.shrink_until(Until::GivingUp(Instant::now() + patience(self.config())))
     }
@@ -192,7 +193,7 @@ impl Communicator {
                         in_vain += 1;
                         if met.flags & MAY_RETRY == 0 || in_vain == REGROUP_ATTEMPTS {
                             // If the time was too short, no rank is to blame.
-                            if until.is_over() {
+                            if coming.is_over() {
                                 return Err(self.came_too_late(operation));
                             }
                             return Err(problem.unwrap_or_else(|| self.not_made(operation)));
@@ -215,14 +216,11 @@ impl Communicator {
     /// not.
     ///
     /// # Errors
-    /// [`AbortReason::Minority`] if the others may have entered it with this rank's vote.
+    /// As [`Communicator::agree_in_call`]. The others may have entered it, so a member must not go on with the
+    /// communicator before.
     pub(super) fn all_enter(&self, deadline: Instant) -> Result<bool> {
         let met = self.agree_in_call(Purpose::Enter, "grow", IS_MADE, deadline);
-        let entered = match met {
-            Ok(met) => Ok(met.flags & IS_MADE != 0 && met.ranks.len() as u32 == self.world_size()),
-            Err(error @ Error::Aborted { kind: AbortReason::Minority, .. }) => Err(error),
-            Err(_) => Ok(false),
-        };
+        let entered = met.map(|met| met.flags & IS_MADE != 0 && met.ranks.len() as u32 == self.world_size());
         if !matches!(entered, Ok(true)) {
             self.abort("another rank did not finish making it");
         }
@@ -231,6 +229,9 @@ impl Communicator {
 
     /// Agrees in the course of a call to which all live members have come. None of them gives up alone, because the
     /// others may count its vote and go on with it: at the deadline of one, all decide.
+    ///
+    /// # Errors
+    /// As [`Communicator::agree`], with [`AbortReason::Minority`] in place of [`Error::Timeout`].
     pub(super) fn agree_in_call(
         &self,
         purpose: Purpose,
@@ -283,9 +284,8 @@ impl Communicator {
         let agreed = self.shared.membership.agree(purpose, flags, silent_after, until);
         agreed.map_err(|disagreement| {
             let disagreement = match (purpose, disagreement) {
-                // The others may have decided, so this rank must not go on as before.
-                (Purpose::Confirm | Purpose::Enter, Disagreement::Timeout { silent, .. }) => {
-                    Disagreement::Minority { silent }
+                (Purpose::Confirm | Purpose::Enter, Disagreement::Timeout { late, silent }) => {
+                    Disagreement::Unheard { late, silent }
                 }
                 (_, other) => other,
             };
@@ -303,8 +303,8 @@ impl Communicator {
     }
 
     fn not_made(&self, operation: &str) -> Error {
-        let reason = "another rank could not make its part of the new communicator; see that rank's own \
-                      error for the reason";
+        let reason = "another rank could not make its part of the new communicator, or not in time; see that \
+                      rank's own error for the reason";
         let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Transport);
         Error::Aborted { context, by, kind, reason: reason.to_owned() }
     }
@@ -341,13 +341,18 @@ impl Communicator {
                 aborted(by, AbortReason::Fenced, reason)
             }
             Disagreement::Minority { silent } => {
-                let whose = match silent.len() as u32 + 1 == self.world_size() {
-                    true => "no other rank answers, so this one is alone: ",
-                    false => "",
-                };
+                let is_alone = silent.len() as u32 + 1 == self.world_size();
+                let whose = if is_alone { "no other rank answers, so this one is alone: " } else { "" };
                 let reason = format!(
                     "{whose}too few ranks answer to go on: {silent:?} are silent but not known to have \
                      ended, so they may still be running where this rank cannot reach them{own_fault}"
+                );
+                aborted(self.rank(), AbortReason::Minority, reason)
+            }
+            Disagreement::Unheard { late, silent } => {
+                let reason = format!(
+                    "this rank has not heard what the others have decided, and they may have gone on without \
+                     it (silent: {silent:?}, alive: {late:?}){own_fault}"
                 );
                 aborted(self.rank(), AbortReason::Minority, reason)
             }

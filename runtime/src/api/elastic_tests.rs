@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Communicator;
@@ -10,8 +11,9 @@ use super::cluster::Cluster;
 use super::elastic::REGROUP_ATTEMPTS;
 use super::survivors::Survivors;
 use crate::communicator::regroup;
+use crate::config::Config;
 use crate::control::{ControlRuntime, Invitation, Purpose, Until};
-use crate::error::{Error, JoinFailure, Result};
+use crate::error::{AbortReason, Error, JoinFailure, Result};
 use crate::join::JoinSpec;
 use crate::types::ReduceOp;
 
@@ -72,7 +74,8 @@ fn who_was_away_while_the_others_met_is_met_again() -> Result<()> {
 #[test]
 fn a_rank_whose_time_is_over_does_not_give_up_alone() -> Result<()> {
     let all = std::sync::Barrier::new(3);
-    let met = Cluster::local(3, |comm| {
+    let patient = Config::default().with(|config| config.silent_after = LONG);
+    let met = Cluster::with_config(3, &patient, |comm| {
         let until = if comm.rank() == 1 { Instant::now() } else { Instant::now() + LONG };
         let in_turn = |agrees: &dyn Fn() -> bool| {
             if comm.rank() != 1 {
@@ -93,6 +96,48 @@ fn a_rank_whose_time_is_over_does_not_give_up_alone() -> Result<()> {
     })?;
     assert_eq!(met, [(true, false); 3], "all decide, and that rank 0 and 2 were not there in time");
     Ok(())
+}
+
+/// The others have entered the new communicator and dropped the one before. There, they would count as gone.
+#[test]
+fn a_rank_without_which_the_others_enter_does_not_begin_again() -> Result<()> {
+    let entered = Cluster::local(2, |comm| {
+        comm.shared.membership.control().shared().fence(comm.shared.group.id, 1 - comm.rank());
+        comm.all_enter(Instant::now() + LONG)
+    })?;
+    for entered in entered {
+        assert!(matches!(entered, Err(Error::Aborted { kind: AbortReason::Fenced, .. })), "{entered:?}");
+    }
+    Ok(())
+}
+
+/// All have come. Rank 1 does not make its part until rank 0 has given up.
+#[test]
+fn an_error_says_if_the_time_was_too_short() -> Result<()> {
+    for limit in (0..10).map(|doublings| Duration::from_millis(500 << doublings)) {
+        let (gave_up, is_first) = (std::sync::Barrier::new(2), AtomicBool::new(true));
+        let shrunk = Cluster::local(2, |comm| {
+            let own = if comm.rank() == 0 { limit } else { LONG };
+            let until = Until::GivingUp(Instant::now() + own);
+            let shrunk = comm.form_again(Purpose::Shrink, "shrink", until, |_, _| {
+                if comm.rank() == 1 && is_first.swap(false, Ordering::Relaxed) {
+                    gave_up.wait();
+                }
+                Err(nobody_answers(comm.rank()))
+            });
+            if comm.rank() == 0 {
+                gave_up.wait();
+            }
+            shrunk.map(drop)
+        })?;
+        match &shrunk[0] {
+            // It was too short even for all to come.
+            Err(Error::Timeout { .. }) => {}
+            Err(Error::Aborted { kind: AbortReason::Timeout, .. }) => return Ok(()),
+            other => panic!("{other:?}"),
+        }
+    }
+    panic!("no time is long enough")
 }
 
 #[test]

@@ -118,10 +118,14 @@ impl Communicator {
     /// [`Config::join_timeout`](crate::Config::join_timeout). Members that die meanwhile are left out.
     ///
     /// # Errors
-    /// As [`Communicator::agree`]. Also if newcomers die while all come together, three times in a row, or do not
-    /// fit. Either all ranks that live return an error then, or none does, and this communicator can be used as
-    /// before. The call may be repeated: newcomers that live wait again. [`Error::Usage`] if `most` is below the
-    /// number of ranks that live, above the 4096 that are supported, or not the same on all ranks.
+    /// As [`Communicator::agree`]. After [`AbortReason::Fenced`](crate::AbortReason::Fenced) or
+    /// [`AbortReason::Minority`](crate::AbortReason::Minority) this rank must stop: the others may have gone on without
+    /// it, also on the new communicator.
+    ///
+    /// All other errors come to all ranks that live or to none, and leave this communicator as it was. The call may
+    /// then be repeated: newcomers that live wait again. Such errors are [`Error::Usage`] if `most` is below the number
+    /// of ranks that live, above the 4096 that are supported, or not the same on all ranks; and the errors if newcomers
+    /// die while all come together, three times in a row, or do not fit.
     pub fn grow(&self, most: u32) -> Result<Self> {
         if most > MAX_WORLD_SIZE {
             let problem = format!("{most} ranks are more than the {MAX_WORLD_SIZE} that are supported");

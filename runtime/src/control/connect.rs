@@ -369,18 +369,19 @@ impl Search {
             } else if is_forwarded {
                 continue;
             }
+            // Heartbeats come if the job has begun and this rank's welcome is still on its way.
+            if matches!(message, FromCoordinator::Waiting { .. } | FromCoordinator::Heartbeat) {
+                // If the connection has ended, the inbox says so and may still hold the reason.
+                let _ = writer.write_all(&beat).await;
+                let _ = writer.flush().await;
+            }
             match message {
                 FromCoordinator::Waiting { missing, rejected } => {
-                    self.missing = Some(missing);
-                    self.rejected = rejected;
-                    // If the connection has ended, the inbox says so and may still hold the reason.
-                    let _ = writer.write_all(&beat).await;
-                    let _ = writer.flush().await;
+                    (self.missing, self.rejected) = (Some(missing), rejected);
                 }
                 FromCoordinator::Welcome { cookie, peers, listeners, seen } => {
                     check_peers(&peers, spec.world_size)
                         .map_err(|problem| AttemptError::Retry(format!("rank 0's welcome: {problem}")))?;
-                    let coordinator_at = self.reached;
                     return Ok(Connected {
                         inbox,
                         writer,
@@ -392,7 +393,7 @@ impl Search {
                         early,
                         on_silence,
                         tcp,
-                        coordinator_at,
+                        coordinator_at: self.reached,
                     });
                 }
                 FromCoordinator::Refused(Refusal { problem, retry: true, .. }) => {
@@ -431,8 +432,7 @@ impl Search {
         } else {
             format!("tried {}", list(&self.tried))
         };
-        let silent = || format!("no answer yet from {}", self.waits_for);
-        let mut last = self.last.clone().unwrap_or_else(silent);
+        let mut last = self.last.clone().unwrap_or_else(|| format!("no answer yet from {}", self.waits_for));
         if let Some(before) = &self.before {
             let _ = write!(last, "; before that: {before}");
         }
@@ -566,8 +566,8 @@ mod tests {
     #[tokio::test(flavor = "current_thread", start_paused = true)]
     async fn a_rank_that_waits_for_others_shows_that_it_lives() {
         let outcome = waited(async |mut stream| {
-            for _ in 0..100 {
-                stream.write_all(&waiting()).await.unwrap();
+            for message in [waiting(), encode(&FromCoordinator::Heartbeat)].iter().cycle().take(100) {
+                stream.write_all(message).await.unwrap();
                 let answer = read_frame(&mut stream, MAX_FRAME_FROM_COORDINATOR).await.unwrap().unwrap();
                 assert_eq!(decode::<ToCoordinator>(&answer).unwrap(), ToCoordinator::Heartbeat);
             }

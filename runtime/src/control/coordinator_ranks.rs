@@ -87,10 +87,12 @@ impl Present {
         }
     }
 
-    /// Excuses the silence up to now, which was not this rank's fault. It proves nothing about a claim.
-    pub(crate) fn excuse(&mut self, now: Instant) {
+    /// Excuses the silence up to now, which was not this rank's fault. It proves nothing about a claim that is open.
+    pub(crate) fn excuse(&mut self, heartbeat: Duration, now: Instant) {
+        if self.is_contested(heartbeat) {
+            self.claimed = Some(now);
+        }
         self.heard = now;
-        self.claimed = self.claimed.map(|_| now);
     }
 
     /// Notes that the job begins: the rank's own heartbeats come from the welcome on, which may take a while to reach it.
@@ -140,7 +142,8 @@ pub(crate) fn standing(states: &[RankState], rank: u32) -> Standing {
     }
 }
 
-/// Returns the reason for refusing a process, if there is one.
+/// Returns the reason for refusing a process, if there is one. If another process is that rank, it has to show that it
+/// lives.
 pub(crate) fn objection(
     settings: &CoordinatorSettings,
     states: &mut [RankState],

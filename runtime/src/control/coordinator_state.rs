@@ -174,11 +174,14 @@ impl CoordinatorState {
     ) {
         let who = describe(&hello.peer);
         if let Some(refusal) = objection(&self.settings, &mut self.states, self.phase, &hello, now) {
-            if refusal.retry {
+            let present = self.states.get(hello.peer.rank as usize).and_then(RankState::present);
+            if present.is_some_and(|present| present.is_contested(self.settings.liveness.heartbeat)) {
                 tracing::debug!(who, problem = refusal.problem, "a process is to try again");
             } else {
-                self.note_misfit(format!("{who}: {}", refusal.problem));
                 tracing::warn!(who, problem = refusal.problem, "a process was refused");
+            }
+            if !refusal.retry {
+                self.note_misfit(format!("{who}: {}", refusal.problem));
             }
             self.send(connection, &FromCoordinator::Refused(refusal));
             self.actions.push(Action::Close { connection });
@@ -201,10 +204,7 @@ impl CoordinatorState {
 
     /// Begins the job once all ranks are there and no two processes claim the same one.
     fn welcome_if_complete(&mut self, now: Instant) {
-        let heartbeat = self.settings.liveness.heartbeat;
-        let is_settled =
-            |state: &RankState| state.present().is_some_and(|present| !present.is_contested(heartbeat));
-        if !matches!(self.phase, Phase::Gathering { .. }) || !self.states.iter().all(is_settled) {
+        if !matches!(self.phase, Phase::Gathering { .. }) || !self.missing().is_empty() {
             return;
         }
         self.phase = Phase::Running;
@@ -339,7 +339,10 @@ impl CoordinatorState {
         let late = now - due;
         if late > self.settings.liveness.heartbeat {
             // This process was itself stopped, so messages that the others sent meanwhile are still unread.
-            self.states.iter_mut().filter_map(RankState::present_mut).for_each(|present| present.excuse(now));
+            let heartbeat = self.settings.liveness.heartbeat;
+            for present in self.states.iter_mut().filter_map(RankState::present_mut) {
+                present.excuse(heartbeat, now);
+            }
         }
         self.judge(now);
         if now < self.next_tick {
@@ -533,17 +536,20 @@ impl CoordinatorState {
         FromCoordinator::Waiting { missing: self.missing_text(), rejected: self.rejected }
     }
 
+    /// Returns the ranks for which no process is there, or two are.
     fn missing(&self) -> Vec<u32> {
-        let empty =
-            self.states.iter().enumerate().filter(|(_, state)| matches!(state, RankState::Absent { .. }));
-        empty.map(|(rank, _)| rank as u32).collect()
+        let heartbeat = self.settings.liveness.heartbeat;
+        let is_settled =
+            |state: &RankState| state.present().is_some_and(|present| !present.is_contested(heartbeat));
+        (0..).zip(&self.states).filter(|(_, state)| !is_settled(state)).map(|(rank, _)| rank).collect()
     }
 
     fn missing_text(&self) -> String {
-        let mut text = ranks::named(&self.missing());
-        let known = self.states.iter().enumerate().filter_map(|(rank, state)| match state {
-            RankState::Absent { last: Some(last) } => Some(format!(" (rank {rank}: {last})")),
-            _ => None,
+        let missing = self.missing();
+        let mut text = ranks::named(&missing);
+        let known = missing.iter().filter_map(|rank| match &self.states[*rank as usize] {
+            RankState::Absent { last } => last.as_ref().map(|last| format!(" (rank {rank}: {last})")),
+            _ => Some(format!(" (rank {rank}: two processes claim it)")),
         });
         text.extend(known.take(4));
         clip(text, usize::MAX)

@@ -161,12 +161,25 @@ fn a_second_process_with_the_same_rank_is_refused_if_the_first_one_lives() {
 }
 
 #[test]
+fn a_pause_of_rank_0_reopens_no_claim() {
+    for lives in [false, true] {
+        let mut coordinator = coordinator(3, Instant::now());
+        let after = claimed(&mut coordinator, lives, 1).0 + Duration::from_secs(600);
+        coordinator.phase = Phase::Gathering { deadline: after + Duration::from_secs(1) };
+        coordinator.tick(after);
+        coordinator.hello(2, None, hello(2, 3), OnSilence::Fail, after);
+        assert_eq!(coordinator.phase == Phase::Running, lives, "an open claim stays open");
+    }
+}
+
+#[test]
 fn a_job_does_not_begin_while_two_processes_claim_a_rank() {
     for lives in [false, true] {
         let mut coordinator = coordinator(3, Instant::now());
         let (mut now, _) = claimed(&mut coordinator, lives, 0);
         coordinator.hello(2, None, hello(2, 3), OnSilence::Fail, now);
         assert!(matches!(coordinator.phase, Phase::Gathering { .. }));
+        assert_eq!(coordinator.missing_text(), "rank 1 (rank 1: two processes claim it)");
         for _ in 0..5 {
             now += coordinator.settings.liveness.heartbeat;
             for rank in [0, 2].into_iter().chain(lives.then_some(1)) {

@@ -71,6 +71,8 @@ pub(crate) enum Disagreement {
     Minority { silent: Vec<u32> },
     /// The deadline passed.
     Timeout { late: Vec<u32>, silent: Vec<u32> },
+    /// The deadline passed, and the others may have decided, so this member must not go on as before.
+    Unheard { late: Vec<u32>, silent: Vec<u32> },
     /// The members made calls that do not match.
     Mismatch,
     /// This rank has no listener through which to reach the others.

@@ -78,7 +78,9 @@ fn run(arguments: &[String]) -> Result<()> {
                     comm = next;
                     report(&format!("@grown {} {}", begun.elapsed().as_micros(), comm.world_size()));
                 }
-                Err(error @ Error::Aborted { kind: AbortReason::Fenced, .. }) => return Err(error),
+                Err(error @ Error::Aborted { kind: AbortReason::Fenced | AbortReason::Minority, .. }) => {
+                    return Err(error);
+                }
                 Err(error) => report(&format!("@ungrown {error}")),
             }
         }

@@ -454,7 +454,8 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         """Makes a communicator of the live ranks and of waiting newcomers, of at most ``most`` ranks in all.
 
         Ranks keep their order, and newcomers come last. All live ranks call it; blocks until all have. This communicator stays as it
-        is. Newcomers that die meanwhile are left out. If it raises, it raises on all ranks, and they may call it again.
+        is. Newcomers that die meanwhile are left out. After :class:`kolo.Fenced` and :class:`kolo.Minority` this rank must stop, since
+        the others may have gone on without it. Any other exception is raised on all ranks, and they may call it again.
         """
         if most < 1:
             raise Usage(f"most is {most}, but must be 1 or more")

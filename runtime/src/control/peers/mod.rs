@@ -479,6 +479,7 @@ impl Task {
         for decided in self.rounds.take_decided() {
             self.listener.decide(self.shared.cookie, decided);
         }
+        self.rounds.forget_closed(|communicator| self.shared.members_of(communicator).is_some());
         for (communicator, ranks) in self.rounds.take_left_behind() {
             let members = self.shared.members_of(communicator);
             let has_all = members.is_some_and(|members| members.len() == self.listeners.len());

@@ -43,6 +43,10 @@ pub(super) struct Rounds {
     over: BTreeMap<RoundKey, Round>,
     /// Their keys, in the order of the decisions.
     order: VecDeque<RoundKey>,
+    /// Number of the last decided agreement of each communicator, also of those whose decisions are forgotten.
+    last: BTreeMap<u64, u64>,
+    /// Number of communicators from which on [`Rounds::forget_closed`] looks for closed ones.
+    crowded: usize,
     /// Agreements that may have messages to send.
     touched: BTreeSet<RoundKey>,
     ends: Vec<(RoundKey, State)>,
@@ -85,6 +89,8 @@ impl Rounds {
             rounds: BTreeMap::new(),
             over: BTreeMap::new(),
             order: VecDeque::new(),
+            last: BTreeMap::new(),
+            crowded: MAX_REMEMBERED,
             touched: BTreeSet::new(),
             ends: Vec::new(),
             left_behind: BTreeMap::new(),
@@ -120,8 +126,13 @@ impl Rounds {
         if self.over.contains_key(&key) {
             return self.over.get_mut(&key);
         }
-        let last = self.last_decided(key.communicator);
-        if last.is_some_and(|last| key.number < last) && !self.rounds.contains_key(&key) {
+        let is_forgotten = self.last.get(&key.communicator).is_some_and(|last| key.number <= *last);
+        if is_forgotten && !self.rounds.contains_key(&key) {
+            tracing::warn!(
+                rank = self.me,
+                ?key,
+                "the outcome of this agreement is forgotten, so nobody is told"
+            );
             return None;
         }
         let round = self.rounds.entry(key).or_insert_with(|| {
@@ -141,12 +152,6 @@ impl Rounds {
         Some(round)
     }
 
-    /// Returns the number of the last agreement of a communicator among those that are decided and remembered.
-    fn last_decided(&self, communicator: u64) -> Option<u64> {
-        let [first, last] = [0, u64::MAX].map(|number| RoundKey { communicator, number });
-        self.over.range(first..=last).next_back().map(|(key, _)| key.number)
-    }
-
     /// Keeps a decided round, and drops the oldest one if there are too many, if possible not the last one of its
     /// communicator: a member that has not heard of a decision has not voted in the next one. Rounds that were decided
     /// on behalf of a late program stay, because it will ask how they ended, once for each call that it has missed.
@@ -156,7 +161,7 @@ impl Rounds {
                 let round = &self.over[key];
                 round.is_told || !round.agreement.has_voted_by_proxy()
             };
-            let is_last = |key: &RoundKey| self.last_decided(key.communicator) == Some(key.number);
+            let is_last = |key: &RoundKey| self.last.get(&key.communicator) == Some(&key.number);
             let oldest = self.order.iter().position(|key| may_go(key) && !is_last(key));
             if let Some(at) = oldest.or_else(|| self.order.iter().position(may_go)) {
                 self.order.remove(at).map(|key| self.over.remove(&key));
@@ -165,6 +170,16 @@ impl Rounds {
         if let Some(round) = self.rounds.remove(&key) {
             self.over.insert(key, round);
             self.order.push_back(key);
+            let last = self.last.entry(key.communicator).or_default();
+            *last = key.number.max(*last);
+        }
+    }
+
+    /// Forgets the last agreements of communicators that are not open any more: nobody opens an agreement there.
+    pub(super) fn forget_closed(&mut self, is_open: impl Fn(u64) -> bool) {
+        if self.last.len() >= self.crowded {
+            self.last.retain(|communicator, _| is_open(*communicator));
+            self.crowded = MAX_REMEMBERED.max(2 * self.last.len());
         }
     }
 
@@ -455,6 +470,25 @@ mod tests {
         all[0].receive(1, of_all, Message::Asked, Some(members), &none);
         let answers = all[0].take_messages();
         assert!(matches!(answers[..], [(1, _, Message::Decided(_))]), "{answers:?}");
+    }
+
+    #[test]
+    fn nobody_decides_again_in_an_open_communicator() {
+        let (members, none): (Arc<[u32]>, _) = ([0, 1].into(), BTreeSet::new());
+        let mut all = [0, 1].map(|me| Rounds::new(me, Instant::now()));
+        let of = |communicator| RoundKey { communicator, number: 0 };
+        let is_open = |communicator| communicator < 10 || communicator % 2 == 0;
+        for communicator in 0..4 * MAX_REMEMBERED as u64 {
+            decide(&mut all, of(communicator), &members);
+            all[0].forget_closed(is_open);
+        }
+        assert!(!all[0].over.contains_key(&of(0)), "there were too many");
+        assert!(all[0].last.len() < 3 * MAX_REMEMBERED, "those of closed ones are dropped");
+        let vote = Message::Vote(Vote { kinds: 1, flags: 1, seed: [0; 32] });
+        for communicator in 0..10 {
+            all[0].receive(1, of(communicator), vote.clone(), Some(members.clone()), &none);
+        }
+        assert!(all[0].take_messages().is_empty() && all[0].rounds.is_empty());
     }
 
     /// A program that hears it may leave at once, so its rank must have recorded it by then.
