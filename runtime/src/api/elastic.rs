@@ -148,7 +148,7 @@ impl Communicator {
         until: Until,
         form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<AdmittedNewcomer>)>,
     ) -> Result<Self> {
-        let (mut in_vain, mut coming) = (0, until);
+        let (mut in_vain, mut coming, began) = (0, until, Instant::now());
         loop {
             // A rank whose time is over has none to make a communicator, so no rank begins.
             let flags = if coming.is_over() { 0 } else { u64::MAX };
@@ -192,11 +192,12 @@ impl Communicator {
                         // this one. All ranks see and count the same.
                         in_vain += 1;
                         if met.flags & MAY_RETRY == 0 || in_vain == REGROUP_ATTEMPTS {
-                            // If the time was too short, no rank is to blame.
-                            if coming.is_over() {
-                                return Err(self.came_too_late(operation));
-                            }
-                            return Err(problem.unwrap_or_else(|| self.not_made(operation)));
+                            return Err(match self.lack_of_descriptors(operation, began) {
+                                Some(lack) => lack,
+                                // If the time was too short, no rank is to blame.
+                                None if coming.is_over() => self.came_too_late(operation),
+                                None => problem.unwrap_or_else(|| self.not_made(operation)),
+                            });
                         }
                     }
                 }
@@ -316,14 +317,25 @@ impl Communicator {
         Error::Aborted { context, by, kind, reason: reason.to_owned() }
     }
 
+    /// Returns an error if this process has lacked descriptors for connections to other members since then.
+    fn lack_of_descriptors(&self, operation: &str, since: Instant) -> Option<Error> {
+        let doing = || {
+            format!(
+                "{operation}: connecting to the other members (raise this process's limit on open files, ulimit -n)"
+            )
+        };
+        let lacked = self.shared.world.control.lacked_descriptors(since);
+        lacked.then(|| Error::system(doing(), std::io::Error::from_raw_os_error(libc::EMFILE)))
+    }
+
     fn disagreement(&self, disagreement: Disagreement, operation: &str, since: Instant) -> Error {
         let context = self.place(operation);
         let aborted =
             |by, kind, reason: String| Error::Aborted { context: context.clone(), by, kind, reason };
         // An earlier attempt of the same call may have lacked the descriptors.
         let earlier = since.checked_sub(self.config().join_timeout).unwrap_or(since);
-        let lacked_descriptors = self.shared.world.control.lacked_descriptors(earlier);
-        let own_fault = if lacked_descriptors {
+        let lack = self.lack_of_descriptors(operation, earlier);
+        let own_fault = if lack.is_some() {
             "; this process had no file descriptors left to connect to them (raise its limit on open files, \
              ulimit -n)"
         } else {
@@ -356,14 +368,10 @@ impl Communicator {
                 );
                 aborted(self.rank(), AbortReason::Minority, reason)
             }
-            Disagreement::Timeout { .. } if lacked_descriptors => {
-                let doing = format!(
-                    "{operation}: connecting to the other members (raise this process's limit on open files, \
-                     ulimit -n)"
-                );
-                Error::system(doing, std::io::Error::from_raw_os_error(libc::EMFILE))
-            }
             Disagreement::Timeout { late, silent } => {
+                if let Some(lack) = lack {
+                    return lack;
+                }
                 let awaited = |ranks: Vec<u32>, state: fn() -> PeerState, how: &str| {
                     let rank = |rank| AwaitedRank::new(rank, state(), how.to_owned());
                     ranks.into_iter().map(rank).collect::<Vec<_>>()
