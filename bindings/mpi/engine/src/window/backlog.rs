@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::handle_messages::forsake;
 use crate::error::Outcome;
 use crate::net::{self, Completion};
 
@@ -24,13 +25,16 @@ struct Queue {
 impl Backlog {
     /// Adds a message, and waits while too many bytes have not left. A program may start any number of operations before it waits for
     /// them.
+    ///
+    /// # Errors
+    /// If the job has failed meanwhile. Answers no longer write to the program's memory after that.
     pub(super) fn add(&self, done: Arc<Completion>, bytes: usize) -> Outcome {
         if done.is_done() {
             return Ok(());
         }
         let queue = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         queue().add(done, bytes);
-        net::wait_until(|| queue().bytes_left() <= BACKLOG_MAX_BYTES)
+        net::wait_until(|| queue().bytes_left() <= BACKLOG_MAX_BYTES).inspect_err(forsake)
     }
 }
 
