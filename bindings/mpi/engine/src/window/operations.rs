@@ -162,7 +162,7 @@ impl Target {
         let bytes = message.len();
         let sent = net::net()?.send_to_window(self.window.world(rank), message);
         self.window.has_told(rank);
-        sent.map_or(Ok(()), |done| self.window.backlog.add(done, bytes))
+        sent.map_or(Ok(()), |done| self.window.backlog.add(rank, done, bytes))
     }
 
     /// Leaves an operation without a request to the next synchronisation with the target.
