@@ -79,3 +79,42 @@ impl Net {
         self.boxes.values_mut().any(|mailbox| mailbox.remove_announced(source, number))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::{Error, ErrorKind, Event, Token};
+
+    use super::super::body::{Recv, Sink};
+    use super::super::wire::{GIVEN_UP, Op, WHOLE};
+    use super::*;
+
+    /// Returns the messages of rank 0 of two, which no transport carries.
+    fn net() -> Net {
+        Net::new(0, Vec::new(), vec![None, None])
+    }
+
+    fn recv(room: &mut [u8]) -> Recv {
+        let sink = Sink::Flat { ptr: room.as_mut_ptr(), room: room.len() };
+        Recv { source: None, tag: None, sink, done: Completion::new() }
+    }
+
+    fn failure(done: &Completion) -> String {
+        let failure = done.get().and_then(|finished| finished.error.as_ref());
+        failure.map_or_else(|| "none".to_owned(), |failure| failure.text.to_string())
+    }
+
+    #[test]
+    fn only_a_message_that_was_given_up_is_reported_as_such() {
+        for (kind, is_given_up) in [(CANCELLED, true), (WHOLE, false)] {
+            let (mut net, mut room, done) = (net(), [0], Completion::new());
+            let recv = Recv { done: Arc::clone(&done), ..recv(&mut room) };
+            let at = net.slot(Op::Bytes { recv, source: 1, tag: 4, total: 1, got: None });
+            let (expected_tag, tag) = (envelope(WHOLE, 0, 4), envelope(kind, 0, 4));
+            let mismatch = ErrorKind::Mismatch { expected_tag, tag, expected_len: 1, len: 0 };
+            let error = Error::new(mismatch, "shm", Some(1), "another message");
+            net.happened(Event::Failed(Token(at.into()), error));
+            assert_eq!(failure(&done).contains(GIVEN_UP), is_given_up, "{}", failure(&done));
+            assert_eq!(failure(&done).contains("another message"), !is_given_up);
+        }
+    }
+}
