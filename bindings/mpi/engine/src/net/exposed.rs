@@ -4,7 +4,7 @@ use kolo_transport::{Channel, Token};
 
 use super::Net;
 use super::body::{Finished, Recv, Sink};
-use super::wire::{ANSWER, Announcement, BYTES, Op, WHOLE, envelope};
+use super::wire::{ANSWER, Announcement, BYTES, GIVEN_UP, Op, WHOLE, broken, envelope};
 use crate::world;
 
 impl Net {
@@ -12,7 +12,10 @@ impl Net {
     pub(super) fn answer(&mut self, recv: Recv, source: u32, tag: i32, message: Announcement) {
         let Announcement { bytes, number, at } = message;
         if source == self.rank {
-            let Some(mut parked) = self.parked.remove(&number) else { return };
+            let Some(mut parked) = self.parked.remove(&number) else {
+                let failed = Finished::failed(source, tag, broken(source, GIVEN_UP));
+                return self.finish(&recv.done, failed);
+            };
             parked.data.with_bytes(|bytes| recv.sink.put(bytes));
             self.received(&recv, source, tag, bytes);
             return self.finish(&parked.done, Finished::sent());

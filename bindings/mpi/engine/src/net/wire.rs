@@ -295,7 +295,7 @@ impl Net {
     fn answered(&mut self, to: u32, number: u64, wanted: u64) {
         let tag = (number & 0xff_ffff) as i32;
         let Some(parked) = self.parked.remove(&number) else {
-            if self.withheld.remove(&number) && wanted > 0 {
+            if self.withheld.remove(&number).is_some() && wanted > 0 {
                 let at = self.slot(Op::Quiet);
                 self.slots[at as usize].send_from(&Source::Kept(Vec::new()));
                 self.post(to, BYTES, envelope(CANCELLED, 0, tag), at);
