@@ -1,4 +1,4 @@
-//! What an owner sleeps on, and how it arms all of its endpoints before it does.
+//! Word or descriptors on which an owner sleeps, and the arming of all of its endpoints before it does.
 
 use std::os::fd::BorrowedFd;
 

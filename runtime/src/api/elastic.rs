@@ -48,6 +48,13 @@ impl Communicator {
         self.shared.membership.abort_flag().is_revoked()
     }
 
+    /// Returns whether the communicator has failed, as far as this rank has heard. Takes no lock. For Kolo's own bindings.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn is_aborted(&self) -> bool {
+        self.shared.membership.abort_flag().is_raised()
+    }
+
     /// Agrees with all ranks that live on the AND of their `flags` and on the ranks that took part. All ranks that
     /// live get the same answer, even if ranks die meanwhile. Works on a communicator that has failed, and after
     /// [`Communicator::revoke`].

@@ -280,7 +280,13 @@ pub(crate) fn settings() -> String {
     }
 }
 
-/// Fails if the job has failed.
+/// Returns whether this rank has heard that the job has failed. Never waits for a call of Kolo, so it may be called under the lock of the
+/// messages, unlike [`check_job`].
+pub(crate) fn has_failed() -> bool {
+    kolo().is_some_and(|kolo| kolo.is_aborted())
+}
+
+/// Fails if the job has failed. Waits while another thread is inside a call of Kolo.
 ///
 /// # Errors
 /// Kolo's error, which has the reason.

@@ -373,7 +373,7 @@ fn calls_given_up_after_a_loss() {
 fn calls_given_up_while_their_peer_computes() {
     let folder = tempfile::tempdir().unwrap();
     let stage = folder.path().join("stage");
-    for call in ["receive", "send"] {
+    for call in ["receive", "send", "get"] {
         with(&ABIS, "computing", &[stage.to_str().unwrap(), call], &[3]);
     }
 }

@@ -1,8 +1,10 @@
-/* The last rank exits without finalizing. The others then give up calls whose peers compute, without any call of MPI. They still reach
-   each other after that. Takes the path of a file, and the call that is given up. Three ranks. */
+/* The last rank exits without finalizing. The others then give up calls whose peers compute, without any call of MPI, or are stopped. They
+   still reach each other after that. Takes the path of a file, and the call that is given up. Three ranks. */
+#define _GNU_SOURCE
 #include "test.h"
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -67,6 +69,40 @@ static void send(void) {
   }
 }
 
+/* Waits until a process is stopped. */
+static void wait_until_stopped(int process) {
+  char path[64], state = 0;
+  snprintf(path, sizeof path, "/proc/%d/stat", process);
+  while (state != 'T') {
+    FILE *stat = fopen(path, "r");
+    CHECK(stat && fscanf(stat, "%*d (%*[^)]) %c", &state) == 1 && !fclose(stat));
+  }
+}
+
+/* A rank gives up a get whose target is stopped, while it waits for earlier data to leave. The answer does not come to its memory. */
+static void get(MPI_Win window) {
+  enum { BACKLOG = (64 << 20) - 256 };
+  int into = 3, failed = 0;
+  if (rank == 1) {
+    *stage = getpid();
+    CHECK(!raise(SIGSTOP));
+    word_from(0);
+    tell(0);
+    return;
+  }
+  char *data = calloc(1, BACKLOG);
+  compute_until(1);
+  int target = *stage;
+  wait_until_stopped(target);
+  CHECK(!MPI_Put(data, BACKLOG, MPI_CHAR, 1, 0, BACKLOG, MPI_CHAR, window));
+  *stage = -1;
+  while (!failed) failed = MPI_Get(&into, 1, MPI_INT, 1, 0, 1, MPI_INT, window);
+  CHECK(!kill(target, SIGCONT));
+  tell(1);
+  word_from(1);
+  CHECK(into == 3);
+}
+
 int main(int argc, char **argv) {
   CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   int file = open(argv[1], O_CREAT | O_RDWR, 0600);
@@ -75,7 +111,15 @@ int main(int argc, char **argv) {
   CHECK(stage != MAP_FAILED);
   *stage = 0;
   CHECK(!MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN) && !MPI_Barrier(MPI_COMM_WORLD));
-  if (rank == 2) _exit(0);
-  strcmp(argv[2], "send") ? receive() : send();
+  if (!strcmp(argv[2], "get")) {
+    MPI_Win window;
+    char *memory;
+    CHECK(!MPI_Win_allocate(64 << 20, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window) && !MPI_Win_fence(0, window));
+    CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+    while (rank == 2 && *stage >= 0) sched_yield();
+    if (rank < 2) get(window);
+  } else if (rank < 2) {
+    strcmp(argv[2], "send") ? receive() : send();
+  }
   _exit(0);
 }

@@ -177,6 +177,7 @@ static void interleaved(void) {
   int data[16], got[16];
   MPI_File file;
   MPI_Datatype spread, column;
+  MPI_Offset at = -1;
   if (rank > 0) return;
   for (int i = 0; i < 16; i++) data[i] = i;
   CHECK(!MPI_Type_vector(4, 1, 4, MPI_INT, &spread) && !MPI_Type_create_resized(spread, 0, sizeof(int), &column));
@@ -187,6 +188,9 @@ static void interleaved(void) {
   CHECK(!MPI_File_set_view(file, 0, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
   CHECK(!MPI_File_read(file, got, 16, MPI_INT, MPI_STATUS_IGNORE));
   for (int i = 0; i < 16; i++) CHECK(got[i] == 4 * (i % 4) + i / 4);
+  /* The view ends at number 14, the first that the file does not have, though the view shows numbers 3, 7 and 11 only behind it. */
+  CHECK(!MPI_File_set_size(file, 14 * sizeof(int)) && !MPI_File_set_view(file, 0, MPI_INT, column, "native", MPI_INFO_NULL));
+  CHECK(!MPI_File_seek(file, 0, MPI_SEEK_END) && !MPI_File_get_position(file, &at) && at == 11);
   CHECK(!MPI_File_close(&file) && !MPI_Type_free(&spread) && !MPI_Type_free(&column));
 }
 

@@ -70,18 +70,22 @@ impl View {
         self.pieces.len() == 1 && self.extent == self.size as i64
     }
 
+    /// Returns the offset in a filetype of a byte of its data, and the number of bytes from there to the end of its piece.
+    fn within(&self, byte: usize) -> (i64, usize) {
+        let at = self.pieces.partition_point(|(data, ..)| *data <= byte) - 1;
+        let (data, offset, len) = self.pieces[at];
+        (offset + (byte - data) as i64, len - (byte - data))
+    }
+
     /// Returns the position in the file of a byte of the view, which is not empty, and the number of bytes from there to the end of its
     /// piece.
     fn locate(&self, byte: u64) -> Outcome<(u64, usize)> {
-        let within = (byte % self.size as u64) as usize;
-        let at = self.pieces.partition_point(|(data, ..)| *data <= within) - 1;
-        let (data, offset, len) = self.pieces[at];
+        let (offset, room) = self.within((byte % self.size as u64) as usize);
         let place = i128::from(byte / self.size as u64) * i128::from(self.extent)
             + i128::from(self.displacement)
-            + i128::from(offset)
-            + (within - data) as i128;
+            + i128::from(offset);
         match u64::try_from(place).ok().filter(|place| i64::try_from(*place).is_ok()) {
-            Some(place) => Ok((place, len - (within - data))),
+            Some(place) => Ok((place, room)),
             None => fail(Class::Arg, format!("byte {byte} of the view lies beyond any file")),
         }
     }
@@ -130,18 +134,23 @@ impl View {
         }
     }
 
-    /// Returns the first etype behind the end of a file of `file` bytes.
+    /// Returns the first etype of the view that begins behind the end of a file of `file` bytes.
     pub(crate) fn end_of(&self, file: u64) -> i64 {
-        let behind = i64::try_from(file).unwrap_or(i64::MAX) - self.displacement;
-        if behind <= 0 || self.is_empty() {
+        if self.is_empty() {
             return 0;
         }
-        // A piece may begin beyond the extent, so each is counted by itself.
-        let seen = |(_, offset, len): &(usize, i64, usize)| {
-            let (from, len) = ((behind - offset).max(0), *len as i64);
-            from / self.extent * len + (from % self.extent).min(len)
-        };
-        let bytes = self.pieces.iter().map(seen).sum::<i64>();
-        bytes.div_euclid(self.unit() as i64) + i64::from(bytes % self.unit() as i64 != 0)
+        let behind = i64::try_from(file).unwrap_or(i64::MAX) - self.displacement;
+        // The etypes of one filetype begin in ascending order, but may lie between those of the next.
+        let begin = |etype: usize| self.within(etype * self.unit()).0;
+        let (all, mut first) = (self.size / self.unit(), 0);
+        let filetypes =
+            u64::try_from(behind.saturating_sub(begin(all - 1))).unwrap_or(0).div_ceil(self.extent as u64);
+        let behind = i128::from(behind) - i128::from(filetypes) * i128::from(self.extent);
+        let mut last = all - 1;
+        while first < last {
+            let middle = usize::midpoint(first, last);
+            if i128::from(begin(middle)) < behind { first = middle + 1 } else { last = middle }
+        }
+        i64::try_from(i128::from(filetypes) * all as i128 + first as i128).unwrap_or(i64::MAX)
     }
 }

@@ -4,14 +4,18 @@ use kolo_transport::{Channel, Token};
 
 use super::Net;
 use super::body::{Finished, Recv, Sink};
-use super::wire::{ANSWER, Announcement, BYTES, Op, WHOLE, envelope};
+use super::wire::{ANSWER, Announcement, BYTES, GIVEN_UP, Op, WHOLE, broken, envelope};
+use crate::world;
 
 impl Net {
     /// Gets an announced message that a receive has matched, or asks its sender for it.
     pub(super) fn answer(&mut self, recv: Recv, source: u32, tag: i32, message: Announcement) {
         let Announcement { bytes, number, at } = message;
         if source == self.rank {
-            let Some(mut parked) = self.parked.remove(&number) else { return };
+            let Some(mut parked) = self.parked.remove(&number) else {
+                let failed = Finished::failed(source, tag, broken(source, GIVEN_UP));
+                return self.finish(&recv.done, failed);
+            };
             parked.data.with_bytes(|bytes| recv.sink.put(bytes));
             self.received(&recv, source, tag, bytes);
             return self.finish(&parked.done, Finished::sent());
@@ -23,8 +27,9 @@ impl Net {
         }
         // The kernel copies runs, and many short ones slowly. In a job that has failed, the sender may have given the message up and use
         // the memory for other data, so it is asked.
-        let can_get = recv.sink.is_flat() && crate::world::check_job().is_ok();
-        let Some(from) = at.filter(|_| can_get && self.prefers_get(source, wanted)) else {
+        let can_get =
+            |_: &u64| recv.sink.is_flat() && !world::has_failed() && self.prefers_get(source, wanted);
+        let Some(from) = at.filter(can_get) else {
             return self.ask(recv, source, tag, bytes, number);
         };
         let sink = recv.sink.clone();

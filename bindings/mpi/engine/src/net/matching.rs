@@ -189,6 +189,7 @@ impl Net {
     /// Marks a rank as lost, and fails the operations that wait for it.
     pub(super) fn lose(&mut self, peer: u32, why: &str) {
         self.lost[peer as usize] = Some(why.into());
+        self.withheld.retain(|_, to| *to != peer);
         let mut ended = Vec::new();
         for mailbox in self.boxes.values_mut() {
             let (gone, rest) = std::mem::take(&mut mailbox.posted)

@@ -29,7 +29,7 @@ pub use servant::{Absence, expect_threads, serve_windows};
 pub use source::Source;
 pub use wait::{forsake, look, poll_once, sleeps, wait_for, wait_for_receive, wait_until, wait_until_all};
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -82,8 +82,8 @@ pub struct Net {
     /// Long messages whose receivers have not answered.
     parked: HashMap<u64, Parked>,
     next_parked: u64,
-    /// Numbers of announced messages that were given up, and whose receivers may still ask for them.
-    withheld: HashSet<u64>,
+    /// Numbers of announced messages that were given up, with the receivers, which may still ask for them.
+    withheld: HashMap<u64, u32>,
     events: Vec<Event>,
     /// Memory for short messages of elements with gaps.
     packed: Box<[u8]>,
@@ -138,7 +138,7 @@ impl Net {
             free: Vec::new(),
             parked: HashMap::new(),
             next_parked: 0,
-            withheld: HashSet::new(),
+            withheld: HashMap::new(),
             events: Vec::new(),
             packed: vec![0; PACKED_BYTES].into(),
             counters: Counters::default(),

@@ -209,6 +209,9 @@ pub(super) fn broken(peer: u32, why: &str) -> Fail {
     Fail::new(Class::ProcFailed, text)
 }
 
+/// The reason for the failure of a receive whose message does not come.
+pub(super) const GIVEN_UP: &str = "its sender has given it up";
+
 const NO_PIECE: Piece = Piece { ptr: std::ptr::null_mut(), len: 0 };
 
 impl Net {
@@ -292,7 +295,7 @@ impl Net {
     fn answered(&mut self, to: u32, number: u64, wanted: u64) {
         let tag = (number & 0xff_ffff) as i32;
         let Some(parked) = self.parked.remove(&number) else {
-            if self.withheld.remove(&number) && wanted > 0 {
+            if self.withheld.remove(&number).is_some() && wanted > 0 {
                 let at = self.slot(Op::Quiet);
                 self.slots[at as usize].send_from(&Source::Kept(Vec::new()));
                 self.post(to, BYTES, envelope(CANCELLED, 0, tag), at);
@@ -363,8 +366,10 @@ impl Net {
             Event::Done(token) => self.done(token.0 as u32),
             Event::Waiting(envelope) => self.arrived(envelope),
             Event::Failed(token, error) if error.kind == ErrorKind::System && self.asks_instead(token) => {}
-            Event::Failed(token, Error { kind: ErrorKind::Mismatch { .. }, .. }) => {
-                self.failed(token.0 as u32, "its sender has given it up");
+            Event::Failed(token, Error { kind: ErrorKind::Mismatch { tag, .. }, .. })
+                if tag >> 61 == CANCELLED =>
+            {
+                self.failed(token.0 as u32, GIVEN_UP);
             }
             Event::Failed(token, error) => self.failed(token.0 as u32, &error.to_string()),
             Event::Down { peer, cause } => {

@@ -162,7 +162,7 @@ impl Target {
         let bytes = message.len();
         let sent = net::net()?.send_to_window(self.window.world(rank), message);
         self.window.has_told(rank);
-        sent.map_or(Ok(()), |done| self.window.backlog.add(done, bytes))
+        sent.map_or(Ok(()), |done| self.window.backlog.add(rank, done, bytes))
     }
 
     /// Leaves an operation without a request to the next synchronisation with the target.
@@ -239,20 +239,16 @@ fn check_op(op: Builtin, of: c_int) -> Outcome {
 }
 
 fn putting(own: &Own, target: &Target, answered: bool) -> Outcome<Arc<Operation>> {
+    let (cells, data) = (target.bytes()?, own.packed());
     let (operation, number) = if answered { target.operation(None) } else { (Operation::new(None), 0) };
-    let data = own.packed();
-    target.send(Message {
-        of: BYTE,
-        cells: target.bytes()?,
-        data: &data,
-        ..Message::plain(Kind::Put, 0, number)
-    })?;
+    target.send(Message { of: BYTE, cells, data: &data, ..Message::plain(Kind::Put, 0, number) })?;
     Ok(operation)
 }
 
 fn getting(own: &Own, target: &Target) -> Outcome<Arc<Operation>> {
+    let cells = target.bytes()?;
     let (operation, number) = target.operation(Some(own.sink()));
-    target.send(Message { of: BYTE, cells: target.bytes()?, ..Message::plain(Kind::Get, 0, number) })?;
+    target.send(Message { of: BYTE, cells, ..Message::plain(Kind::Get, 0, number) })?;
     Ok(operation)
 }
 
