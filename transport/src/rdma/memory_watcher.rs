@@ -15,6 +15,10 @@
 //! 4. Where the kernel can watch only for missing pages (not for write protection), touching a page that was given
 //!    back would wait for the watcher's thread. That thread therefore ends the watch of every range that it hears
 //!    about, which lets all threads go on.
+//! 5. Moved memory takes its watch along, though no region covers its new addresses. The watcher's thread ends that
+//!    watch before it clears `busy`, and so before anyone who looks first can watch the new addresses. The kernel
+//!    tells only the old length: if a mapping grows, the added part stays watched until it is unmapped, or a region
+//!    that covers it ends.
 //!
 //! A range of memory can be watched by only one descriptor, so all endpoints of a process share one watcher. The
 //! descriptor is of the memory of the process that made it, so a child of that process starts a watcher of its own.
@@ -336,9 +340,12 @@ impl Shared {
             EVENT_PAGEFAULT => (page(second), page(second) + self.page),
             _ => return,
         };
-        if event == EVENT_REMOVE || event == EVENT_PAGEFAULT {
+        match event {
             // By rule 4: threads that wait for a page go on.
-            self.unwatch(start, end);
+            EVENT_REMOVE | EVENT_PAGEFAULT => self.unwatch(start, end),
+            // By rule 5.
+            EVENT_REMAP => self.unwatch(second, second.saturating_add(third)),
+            _ => {}
         }
         let count = self.count.load(Ordering::SeqCst);
         self.log()[(count % LOG_LEN as u64) as usize] = (start, end);

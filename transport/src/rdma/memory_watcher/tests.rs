@@ -2,7 +2,7 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use super::*;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap_fixed, munmap};
 
 /// Maps memory, and touches it.
 fn map(at: *mut u8, len: usize, flags: MapFlags) -> Result<*mut u8, rustix::io::Errno> {
@@ -49,6 +49,27 @@ fn unmapping_and_giving_back_are_told_and_other_memory_is_not() {
     assert!(told.contains(&(two.addr(), two.addr() + len)), "{told:x?}");
     // SAFETY: the memory was mapped above, and is no longer used.
     unsafe { munmap(one.cast(), len).expect("munmap") };
+}
+
+#[test]
+fn moved_memory_is_not_watched_at_its_new_place() {
+    let watcher = match MemoryWatcher::start() {
+        Ok(watcher) => watcher,
+        Err(because) => return println!("skipped: {because}"),
+    };
+    let len = 64 * rustix::param::page_size();
+    let [from, to] = [(); 2].map(|()| map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory"));
+    let watched = watcher.add(from.addr(), from.addr() + len).expect("watched");
+    // SAFETY: both ranges were mapped above, and nobody else uses them.
+    unsafe { mremap_fixed(from.cast(), len, len, MremapFlags::MAYMOVE, to.cast()).expect("mremap") };
+    let moved = watcher.changes();
+    assert!(moved > Some(0));
+    // SAFETY: the memory is mapped; nobody relies on its contents.
+    unsafe { madvise(to.cast(), len, Advice::LinuxDontNeed).expect("madvise") };
+    assert_eq!(watcher.changes(), moved);
+    watcher.remove(watched);
+    // SAFETY: the memory is mapped, and is no longer used.
+    unsafe { munmap(to.cast(), len).expect("munmap") };
 }
 
 /// The thread that unmaps the memory is delayed until its event is read; the thread that maps other memory there is
