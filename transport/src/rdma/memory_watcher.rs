@@ -21,13 +21,14 @@
 //!    that covers it ends.
 //!
 //! A range of memory can be watched by only one descriptor, so all endpoints of a process share one watcher. The
-//! descriptor is of the memory of the process that made it, so a child of that process starts a watcher of its own.
+//! descriptor is of the memory of the process that made it, so a child of that process starts a watcher of its own, and
+//! closes the descriptor that it inherits: while any process has that open, the memory stays watched.
 
 use std::collections::BTreeMap;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -105,6 +106,10 @@ struct Shared {
 /// The watcher of this process, while it is in use: the kernel permits at most one for a range of a process's memory.
 static SHARED: Mutex<Weak<MemoryWatcher>> = Mutex::new(Weak::new());
 
+/// The descriptor of that watcher, for children to close; negative if there is none.
+static SHARED_FD: AtomicI32 = AtomicI32::new(NO_FD);
+const NO_FD: i32 = -1;
+
 impl MemoryWatcher {
     /// Returns the watcher of this process, and starts it if there is none.
     ///
@@ -117,6 +122,8 @@ impl MemoryWatcher {
         }
         let watcher = Arc::new(Self::start()?);
         *shared = Arc::downgrade(&watcher);
+        close_in_children();
+        SHARED_FD.store(watcher.shared.fd.as_raw_fd(), Ordering::Relaxed);
         Ok(watcher)
     }
 
@@ -253,6 +260,25 @@ fn uncovered<'a>((start, end): Range, others: impl IntoIterator<Item = &'a Range
     parts
 }
 
+/// Makes children that are forked from now on close the shared watcher's descriptor. If they kept it open, a change of
+/// memory that is still watched when the watcher ends would wait for ever.
+fn close_in_children() {
+    static ONCE: Once = Once::new();
+    extern "C" fn in_child() {
+        let fd = SHARED_FD.swap(NO_FD, Ordering::Relaxed);
+        if fd != NO_FD {
+            // SAFETY: the descriptor is the inherited one, and nobody closes it a second time: the watcher's thread, which
+            // a child does not have, owns a share of it. A signal handler may make this call.
+            unsafe { libc::close(fd) };
+        }
+    }
+    ONCE.call_once(|| {
+        // SAFETY: the handler makes one system call, and the C library forgets the handler if this library is unloaded.
+        // The call fails only for lack of memory. Tested by `a_child_does_not_keep_its_parents_memory_watched`.
+        let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+}
+
 impl Drop for MemoryWatcher {
     fn drop(&mut self) {
         if !self.process.is_current() {
@@ -260,6 +286,9 @@ impl Drop for MemoryWatcher {
             std::mem::forget(self.thread.take());
             return;
         }
+        // Another file may have the number once this one is closed. The descriptor of a later watcher stays.
+        let fd = self.shared.fd.as_raw_fd();
+        let _ = SHARED_FD.compare_exchange(fd, NO_FD, Ordering::Relaxed, Ordering::Relaxed);
         // This fails only if the thread is signalled already.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {

@@ -15,6 +15,27 @@ fn map(at: *mut u8, len: usize, flags: MapFlags) -> Result<*mut u8, rustix::io::
     }
 }
 
+/// Runs a test in a child, which its alarm ends if it hangs. Returns whether the test passed.
+fn passes_in_a_child(test: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the C library permits allocation and threads in a child. The child ends here, or by its alarm.
+    match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: the call takes no pointer.
+            unsafe { libc::alarm(20) };
+            let passed = test();
+            // SAFETY: this ends the process.
+            unsafe { libc::_exit(i32::from(!passed)) }
+        }
+        child => {
+            assert!(child > 0, "cannot fork");
+            let mut status = 0;
+            // SAFETY: this waits for the child that was just made.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            status == 0
+        }
+    }
+}
+
 #[test]
 fn unmapping_and_giving_back_are_told_and_other_memory_is_not() {
     let watcher = match MemoryWatcher::start() {
@@ -103,8 +124,8 @@ fn a_change_counts_before_another_thread_can_have_the_addresses() {
 /// The child inherits a watcher that is in use, and drops it.
 #[test]
 fn a_child_watches_its_own_memory() {
-    let inherited = match MemoryWatcher::shared() {
-        Ok(watcher) => watcher,
+    let mut inherited = match MemoryWatcher::shared() {
+        Ok(watcher) => Some(watcher),
         Err(because) => return println!("skipped: {because}"),
     };
     let sees_a_change = |watcher: &MemoryWatcher| {
@@ -116,25 +137,43 @@ fn a_child_watches_its_own_memory() {
         unsafe { munmap(memory.cast(), len).expect("munmap") };
         is_watched && watcher.changes() > before
     };
-    // SAFETY: the C library permits allocation and threads in a child. The child ends here, or by its alarm.
-    match unsafe { libc::fork() } {
-        0 => {
-            // SAFETY: the call takes no pointer.
-            unsafe { libc::alarm(20) };
-            let passed = MemoryWatcher::shared().is_ok_and(|watcher| sees_a_change(&watcher));
-            drop(inherited);
-            // SAFETY: this ends the process.
-            unsafe { libc::_exit(i32::from(!passed)) }
-        }
-        child => {
-            assert!(child > 0, "cannot fork");
-            let mut status = 0;
-            // SAFETY: this waits for the child that was just made.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            assert_eq!(status, 0, "the child's status");
-        }
+    assert!(passes_in_a_child(|| {
+        let passed = MemoryWatcher::shared().is_ok_and(|watcher| sees_a_change(&watcher));
+        drop(inherited.take());
+        passed
+    }));
+    assert!(inherited.is_some_and(|watcher| sees_a_change(&watcher)), "the parent's is unaffected");
+}
+
+/// The child of the watcher's process lives on when the watcher ends with memory that is still watched.
+#[test]
+fn a_child_does_not_keep_its_parents_memory_watched() {
+    if let Err(because) = MemoryWatcher::shared() {
+        return println!("skipped: {because}");
     }
-    assert!(sees_a_change(&inherited), "the parent's is unaffected");
+    // In a process whose watcher no other test uses.
+    assert!(passes_in_a_child(|| {
+        let len = 64 * rustix::param::page_size();
+        let memory = map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory");
+        let watcher = MemoryWatcher::shared().expect("as in the parent");
+        let is_watched = watcher.add(memory.addr(), memory.addr() + len).is_some();
+        // SAFETY: the calls take no pointers. The child only waits for its end.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe {
+                libc::alarm(20);
+                loop {
+                    libc::pause();
+                }
+            }
+        }
+        drop(watcher);
+        // SAFETY: the memory was mapped above, and is no longer used.
+        unsafe { munmap(memory.cast(), len).expect("munmap") };
+        // SAFETY: the call takes no pointer, and the process is the child that was just made.
+        is_watched && unsafe { libc::kill(child, libc::SIGKILL) } == 0
+    }));
 }
 
 #[test]
