@@ -30,7 +30,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -54,9 +54,10 @@ const LOOKS: u32 = 10_000;
 /// Sleep between further looks.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Time after which a change that is still under way will never end. Some kernels do not take back the count of an
-/// `mremap` that failed.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Number of such sleeps, which take 5 s at least, after which a change that is still under way will never end. Some
+/// kernels do not take back the count of an `mremap` that failed. The time does not count: the whole process may have
+/// been stopped meanwhile.
+const NAPS: u32 = 100_000;
 
 // linux/userfaultfd.h
 const UFFD_API: u64 = 0xaa;
@@ -111,13 +112,14 @@ static SHARED_FD: AtomicI32 = AtomicI32::new(NO_FD);
 const NO_FD: i32 = -1;
 
 impl MemoryWatcher {
-    /// Returns the watcher of this process, and starts it if there is none.
+    /// Returns the watcher of this process, and starts it if there is none that can still follow changes.
     ///
     /// # Errors
     /// The reason why the kernel offers none to this process.
     pub(super) fn shared() -> Result<Arc<Self>, String> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(watcher) = shared.upgrade().filter(|watcher| watcher.process.is_current()) {
+        let is_usable = |watcher: &Arc<Self>| watcher.process.is_current() && !watcher.is_lost();
+        if let Some(watcher) = shared.upgrade().filter(is_usable) {
             return Ok(watcher);
         }
         let watcher = Arc::new(Self::start()?);
@@ -204,16 +206,16 @@ impl MemoryWatcher {
     pub(super) fn changes(&self) -> Option<u64> {
         // By rules 1 and 2, in this order: when the change has ended, the thread is busy or has counted it. The wait
         // is short: the thread writes one entry meanwhile, and wakes the one that it delayed.
-        let (mut looks, mut began) = (0, None);
+        let mut looks = 0;
         while !self.is_lost() && (self.shared.is_changing() || self.shared.busy.load(Ordering::SeqCst)) {
             if looks < LOOKS {
-                looks += 1;
                 std::hint::spin_loop();
-            } else {
-                let began = *began.get_or_insert_with(Instant::now);
-                self.lost.fetch_or(began.elapsed() > PATIENCE, Ordering::Relaxed);
+            } else if looks < LOOKS + NAPS {
                 std::thread::sleep(NAP);
+            } else {
+                self.lost.store(true, Ordering::Relaxed);
             }
+            looks += 1;
         }
         (!self.is_lost()).then(|| self.shared.count.load(Ordering::SeqCst))
     }

@@ -1,5 +1,5 @@
 use std::sync::mpsc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::*;
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap_fixed, munmap};
@@ -173,6 +173,18 @@ fn a_child_does_not_keep_its_parents_memory_watched() {
         unsafe { munmap(memory.cast(), len).expect("munmap") };
         // SAFETY: the call takes no pointer, and the process is the child that was just made.
         is_watched && unsafe { libc::kill(child, libc::SIGKILL) } == 0
+    }));
+}
+
+#[test]
+fn a_watcher_that_cannot_follow_changes_is_replaced() {
+    if let Err(because) = MemoryWatcher::shared() {
+        return println!("skipped: {because}");
+    }
+    assert!(passes_in_a_child(|| {
+        let lost = MemoryWatcher::shared().expect("as in the parent");
+        lost.lost.store(true, Ordering::Relaxed);
+        lost.changes().is_none() && MemoryWatcher::shared().is_ok_and(|next| next.changes() == Some(0))
     }));
 }
 
