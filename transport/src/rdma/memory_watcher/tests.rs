@@ -102,7 +102,9 @@ fn a_change_counts_before_another_thread_can_have_the_addresses() {
         Err(because) => return println!("skipped: {because}"),
     };
     let len = 64 * rustix::param::page_size();
-    let at = map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory").expose_provenance();
+    // The kernel chooses no addresses so low by itself, and so does not give them to another test.
+    let low = std::ptr::without_provenance_mut(1 << 40);
+    let at = map(low, len, MapFlags::empty()).expect("memory").expose_provenance();
     assert!(watcher.add(at, at + len).is_some(), "{}", std::io::Error::last_os_error());
     assert!(!watcher.shared.is_changing());
     let memory = move || std::ptr::with_exposed_provenance_mut::<u8>(at);
@@ -210,6 +212,9 @@ fn memory_is_watched_as_long_as_a_region_covers_it() {
     assert!(gives_back(7));
     watcher.remove(whole[1]);
     assert_eq!([1, 2, 3, 4].map(gives_back), [false, true, true, false]);
+    let memory = std::ptr::with_exposed_provenance_mut::<u8>(at);
+    // SAFETY: the memory was mapped above, and is no longer used.
+    unsafe { munmap(memory.cast(), 8 * page).expect("munmap") };
 }
 
 #[test]
