@@ -9,7 +9,9 @@
 //! 2. Only the thread that unmaps is delayed, and only once the addresses are free: another thread may get the same
 //!    addresses before the event is read. The kernel counts a change as under way from before the addresses are free
 //!    until the delay ends, and fails `UFFDIO_COPY` meanwhile. A thread that looks therefore asks for that first. The
-//!    system call takes some 200 ns, once for each range of a long message.
+//!    system call takes some 200 ns, once for each range of a long message. Before Linux 5.15, the kernel keeps a flag
+//!    instead of a count: if several changes are under way, the first to end hides the others, and another thread that
+//!    gets their addresses before the watcher's thread reads them may find an old region.
 //! 3. The watcher's thread neither allocates nor frees, and takes no lock that is held across anything but copying: a
 //!    thread that is delayed may hold any other lock.
 //! 4. Where the kernel can watch only for missing pages (not for write protection), touching a page that was given
@@ -47,9 +49,10 @@ const RANGES_MAX: usize = 8192;
 /// Lengths of huge pages in bytes, the shortest first: those of x86 (2 MiB, 1 GiB) and of ARM.
 const HUGE_PAGES: [usize; 5] = [64 << 10, 2 << 20, 32 << 20, 512 << 20, 1 << 30];
 
-/// Number of looks at `busy` before a waiting thread sleeps. They take longer than writing an entry. A thread of a
-/// real-time class that never slept could keep the watcher's thread from their processor for ever.
-const LOOKS: u32 = 10_000;
+/// Number of looks before a waiting thread sleeps. Each is a system call, so they take some 200 us: longer than the
+/// watcher's thread takes to wake and to log a change. A thread of a real-time class that never slept could keep the
+/// watcher's thread from their processor for ever.
+const LOOKS: u32 = 1000;
 
 /// Sleep between further looks.
 const NAP: Duration = Duration::from_micros(50);
