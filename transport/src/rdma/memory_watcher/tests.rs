@@ -15,6 +15,13 @@ fn map(at: *mut u8, len: usize, flags: MapFlags) -> Result<*mut u8, rustix::io::
     }
 }
 
+/// Returns the right to use the process's own watcher: a child cannot have one if another thread held its lock when the
+/// child was forked.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs a test in a child, which its alarm ends if it hangs. Returns whether the test passed.
 fn passes_in_a_child(test: impl FnOnce() -> bool) -> bool {
     // SAFETY: the C library permits allocation and threads in a child. The child ends here, or by its alarm.
@@ -126,6 +133,7 @@ fn a_change_counts_before_another_thread_can_have_the_addresses() {
 /// The child inherits a watcher that is in use, and drops it.
 #[test]
 fn a_child_watches_its_own_memory() {
+    let _alone = alone();
     let mut inherited = match MemoryWatcher::shared() {
         Ok(watcher) => Some(watcher),
         Err(because) => return println!("skipped: {because}"),
@@ -150,6 +158,7 @@ fn a_child_watches_its_own_memory() {
 /// The child of the watcher's process lives on when the watcher ends with memory that is still watched.
 #[test]
 fn a_child_does_not_keep_its_parents_memory_watched() {
+    let _alone = alone();
     if let Err(because) = MemoryWatcher::shared() {
         return println!("skipped: {because}");
     }
@@ -180,6 +189,7 @@ fn a_child_does_not_keep_its_parents_memory_watched() {
 
 #[test]
 fn a_watcher_that_cannot_follow_changes_is_replaced() {
+    let _alone = alone();
     if let Err(because) = MemoryWatcher::shared() {
         return println!("skipped: {because}");
     }
