@@ -9,23 +9,30 @@
 //! 2. Only the thread that unmaps is delayed, and only once the addresses are free: another thread may get the same
 //!    addresses before the event is read. The kernel counts a change as under way from before the addresses are free
 //!    until the delay ends, and fails `UFFDIO_COPY` meanwhile. A thread that looks therefore asks for that first. The
-//!    system call takes some 200 ns, once for each range of a long message.
+//!    system call takes some 200 ns, once for each range of a long message. Before Linux 5.15, the kernel keeps a flag
+//!    instead of a count: if several changes are under way, the first to end hides the others, and another thread that
+//!    gets their addresses before the watcher's thread reads them may find an old region.
 //! 3. The watcher's thread neither allocates nor frees, and takes no lock that is held across anything but copying: a
 //!    thread that is delayed may hold any other lock.
 //! 4. Where the kernel can watch only for missing pages (not for write protection), touching a page that was given
 //!    back would wait for the watcher's thread. That thread therefore ends the watch of every range that it hears
 //!    about, which lets all threads go on.
+//! 5. Moved memory takes its watch along, though no region covers its new addresses. The watcher's thread ends that
+//!    watch before it clears `busy`, and so before anyone who looks first can watch the new addresses. The kernel
+//!    tells only the old length: if a mapping grows, the added part stays watched until it is unmapped, or a region
+//!    that covers it ends.
 //!
 //! A range of memory can be watched by only one descriptor, so all endpoints of a process share one watcher. The
-//! descriptor is of the memory of the process that made it, so a child of that process starts a watcher of its own.
+//! descriptor is of the memory of the process that made it, so a child of that process starts a watcher of its own, and
+//! closes the descriptor that it inherits: while any process has that open, the memory stays watched.
 
 use std::collections::BTreeMap;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -42,16 +49,18 @@ const RANGES_MAX: usize = 8192;
 /// Lengths of huge pages in bytes, the shortest first: those of x86 (2 MiB, 1 GiB) and of ARM.
 const HUGE_PAGES: [usize; 5] = [64 << 10, 2 << 20, 32 << 20, 512 << 20, 1 << 30];
 
-/// Number of looks at `busy` before a waiting thread sleeps. They take longer than writing an entry. A thread of a
-/// real-time class that never slept could keep the watcher's thread from their processor for ever.
-const LOOKS: u32 = 10_000;
+/// Number of looks before a waiting thread sleeps. Each is a system call, so they take some 200 us: longer than the
+/// watcher's thread takes to wake and to log a change. A thread of a real-time class that never slept could keep the
+/// watcher's thread from their processor for ever.
+const LOOKS: u32 = 1000;
 
 /// Sleep between further looks.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Time after which a change that is still under way will never end. Some kernels do not take back the count of an
-/// `mremap` that failed.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Number of such sleeps, which take 5 s at least, after which a change that is still under way will never end. Some
+/// kernels do not take back the count of an `mremap` that failed. The time does not count: the whole process may have
+/// been stopped meanwhile.
+const NAPS: u32 = 100_000;
 
 // linux/userfaultfd.h
 const UFFD_API: u64 = 0xaa;
@@ -101,18 +110,25 @@ struct Shared {
 /// The watcher of this process, while it is in use: the kernel permits at most one for a range of a process's memory.
 static SHARED: Mutex<Weak<MemoryWatcher>> = Mutex::new(Weak::new());
 
+/// The descriptor of that watcher, for children to close; negative if there is none.
+static SHARED_FD: AtomicI32 = AtomicI32::new(NO_FD);
+const NO_FD: i32 = -1;
+
 impl MemoryWatcher {
-    /// Returns the watcher of this process, and starts it if there is none.
+    /// Returns the watcher of this process, and starts it if there is none that can still follow changes.
     ///
     /// # Errors
     /// The reason why the kernel offers none to this process.
     pub(super) fn shared() -> Result<Arc<Self>, String> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(watcher) = shared.upgrade().filter(|watcher| watcher.process.is_current()) {
+        let is_usable = |watcher: &Arc<Self>| watcher.process.is_current() && !watcher.is_lost();
+        if let Some(watcher) = shared.upgrade().filter(is_usable) {
             return Ok(watcher);
         }
         let watcher = Arc::new(Self::start()?);
         *shared = Arc::downgrade(&watcher);
+        close_in_children();
+        SHARED_FD.store(watcher.shared.fd.as_raw_fd(), Ordering::Relaxed);
         Ok(watcher)
     }
 
@@ -193,16 +209,16 @@ impl MemoryWatcher {
     pub(super) fn changes(&self) -> Option<u64> {
         // By rules 1 and 2, in this order: when the change has ended, the thread is busy or has counted it. The wait
         // is short: the thread writes one entry meanwhile, and wakes the one that it delayed.
-        let (mut looks, mut began) = (0, None);
+        let mut looks = 0;
         while !self.is_lost() && (self.shared.is_changing() || self.shared.busy.load(Ordering::SeqCst)) {
             if looks < LOOKS {
-                looks += 1;
                 std::hint::spin_loop();
-            } else {
-                let began = *began.get_or_insert_with(Instant::now);
-                self.lost.fetch_or(began.elapsed() > PATIENCE, Ordering::Relaxed);
+            } else if looks < LOOKS + NAPS {
                 std::thread::sleep(NAP);
+            } else {
+                self.lost.store(true, Ordering::Relaxed);
             }
+            looks += 1;
         }
         (!self.is_lost()).then(|| self.shared.count.load(Ordering::SeqCst))
     }
@@ -249,6 +265,25 @@ fn uncovered<'a>((start, end): Range, others: impl IntoIterator<Item = &'a Range
     parts
 }
 
+/// Makes children that are forked from now on close the shared watcher's descriptor. If they kept it open, a change of
+/// memory that is still watched when the watcher ends would wait for ever.
+fn close_in_children() {
+    static ONCE: Once = Once::new();
+    extern "C" fn in_child() {
+        let fd = SHARED_FD.swap(NO_FD, Ordering::Relaxed);
+        if fd != NO_FD {
+            // SAFETY: the descriptor is the inherited one, and nobody closes it a second time: the watcher's thread, which
+            // a child does not have, owns a share of it. A signal handler may make this call.
+            unsafe { libc::close(fd) };
+        }
+    }
+    ONCE.call_once(|| {
+        // SAFETY: the handler makes one system call, and the C library forgets the handler if this library is unloaded.
+        // The call fails only for lack of memory. Tested by `a_child_does_not_keep_its_parents_memory_watched`.
+        let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+}
+
 impl Drop for MemoryWatcher {
     fn drop(&mut self) {
         if !self.process.is_current() {
@@ -256,6 +291,9 @@ impl Drop for MemoryWatcher {
             std::mem::forget(self.thread.take());
             return;
         }
+        // Another file may have the number once this one is closed. The descriptor of a later watcher stays.
+        let fd = self.shared.fd.as_raw_fd();
+        let _ = SHARED_FD.compare_exchange(fd, NO_FD, Ordering::Relaxed, Ordering::Relaxed);
         // This fails only if the thread is signalled already.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
@@ -336,9 +374,12 @@ impl Shared {
             EVENT_PAGEFAULT => (page(second), page(second) + self.page),
             _ => return,
         };
-        if event == EVENT_REMOVE || event == EVENT_PAGEFAULT {
+        match event {
             // By rule 4: threads that wait for a page go on.
-            self.unwatch(start, end);
+            EVENT_REMOVE | EVENT_PAGEFAULT => self.unwatch(start, end),
+            // By rule 5.
+            EVENT_REMAP => self.unwatch(second, second.saturating_add(third)),
+            _ => {}
         }
         let count = self.count.load(Ordering::SeqCst);
         self.log()[(count % LOG_LEN as u64) as usize] = (start, end);
@@ -377,214 +418,4 @@ fn open() -> std::io::Result<(OwnedFd, u64)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-    use std::time::Instant;
-
-    use super::*;
-    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-
-    /// Maps memory, and touches it.
-    fn map(at: *mut u8, len: usize, flags: MapFlags) -> Result<*mut u8, rustix::io::Errno> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the call maps new memory, and replaces none. These are `len` bytes that nobody else uses.
-        unsafe {
-            let memory = mmap_anonymous(at.cast(), len, access, MapFlags::PRIVATE | flags)?.cast::<u8>();
-            memory.write_bytes(1, len);
-            Ok(memory)
-        }
-    }
-
-    #[test]
-    fn unmapping_and_giving_back_are_told_and_other_memory_is_not() {
-        let watcher = match MemoryWatcher::start() {
-            Ok(watcher) => watcher,
-            Err(because) => return println!("skipped: {because}"),
-        };
-        let len = 64 * rustix::param::page_size();
-        let map = || map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory");
-        let (one, two, other) = (map(), map(), map());
-        for memory in [one, two] {
-            let watched = watcher.add(memory.addr(), memory.addr() + len);
-            assert!(watched.is_some(), "{}", std::io::Error::last_os_error());
-        }
-        assert_eq!(watcher.changes(), Some(0));
-        // SAFETY: the memory was mapped above, and is no longer used.
-        unsafe { munmap(other.cast(), len).expect("munmap") };
-        assert_eq!(watcher.changes(), Some(0), "memory that is not watched");
-        // SAFETY: the memory was mapped above; nobody relies on its contents.
-        unsafe { madvise(one.cast(), len, Advice::LinuxDontNeed).expect("madvise") };
-        let mut told = Vec::new();
-        let changes = watcher.changes().expect("followed");
-        watcher.changed(0, changes, |start, end| told.push((start, end)));
-        assert!(told.iter().any(|&(start, end)| start < one.addr() + len && one.addr() < end), "{told:x?}");
-        // No thread waits for a page for ever, in either mode of the kernel. SAFETY: the memory is still mapped.
-        assert_eq!(unsafe { one.read_volatile() }, 0);
-        // SAFETY: the memory was mapped above, and is no longer used.
-        unsafe { munmap(two.cast(), len).expect("munmap") };
-        told.clear();
-        let now = watcher.changes().expect("followed");
-        assert!(now > changes);
-        watcher.changed(changes, now, |start, end| told.push((start, end)));
-        assert!(told.contains(&(two.addr(), two.addr() + len)), "{told:x?}");
-        // SAFETY: the memory was mapped above, and is no longer used.
-        unsafe { munmap(one.cast(), len).expect("munmap") };
-    }
-
-    /// The thread that unmaps the memory is delayed until its event is read; the thread that maps other memory there is
-    /// not. The watcher has no thread until the memory is mapped.
-    #[test]
-    fn a_change_counts_before_another_thread_can_have_the_addresses() {
-        let mut watcher = match MemoryWatcher::new() {
-            Ok(watcher) => watcher,
-            Err(because) => return println!("skipped: {because}"),
-        };
-        let len = 64 * rustix::param::page_size();
-        let at = map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory").expose_provenance();
-        assert!(watcher.add(at, at + len).is_some(), "{}", std::io::Error::last_os_error());
-        assert!(!watcher.shared.is_changing());
-        let memory = move || std::ptr::with_exposed_provenance_mut::<u8>(at);
-        // SAFETY: the memory was mapped above, and is no longer used.
-        let other = std::thread::spawn(move || unsafe { munmap(memory().cast(), len).expect("munmap") });
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while map(memory(), len, MapFlags::FIXED_NOREPLACE).is_err() {
-            assert!(Instant::now() < deadline, "the addresses are never free");
-        }
-        assert!(watcher.shared.is_changing());
-        let (theirs, end) = (Arc::clone(&watcher.shared), Arc::clone(&watcher.stop));
-        watcher.thread = Some(std::thread::spawn(move || theirs.listen(&end)));
-        assert_eq!(watcher.changes(), Some(1));
-        other.join().expect("it ends");
-        // SAFETY: the memory was mapped above, and is no longer used.
-        unsafe { munmap(memory().cast(), len).expect("munmap") };
-    }
-
-    /// The child inherits a watcher that is in use, and drops it.
-    #[test]
-    fn a_child_watches_its_own_memory() {
-        let inherited = match MemoryWatcher::shared() {
-            Ok(watcher) => watcher,
-            Err(because) => return println!("skipped: {because}"),
-        };
-        let sees_a_change = |watcher: &MemoryWatcher| {
-            let len = 64 * rustix::param::page_size();
-            let memory = map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory");
-            let before = watcher.changes();
-            let is_watched = watcher.add(memory.addr(), memory.addr() + len).is_some();
-            // SAFETY: the memory was mapped above, and is no longer used.
-            unsafe { munmap(memory.cast(), len).expect("munmap") };
-            is_watched && watcher.changes() > before
-        };
-        // SAFETY: the C library permits allocation and threads in a child. The child ends here, or by its alarm.
-        match unsafe { libc::fork() } {
-            0 => {
-                // SAFETY: the call takes no pointer.
-                unsafe { libc::alarm(20) };
-                let passed = MemoryWatcher::shared().is_ok_and(|watcher| sees_a_change(&watcher));
-                drop(inherited);
-                // SAFETY: this ends the process.
-                unsafe { libc::_exit(i32::from(!passed)) }
-            }
-            child => {
-                assert!(child > 0, "cannot fork");
-                let mut status = 0;
-                // SAFETY: this waits for the child that was just made.
-                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-                assert_eq!(status, 0, "the child's status");
-            }
-        }
-        assert!(sees_a_change(&inherited), "the parent's is unaffected");
-    }
-
-    #[test]
-    fn memory_is_watched_as_long_as_a_region_covers_it() {
-        let watcher = match MemoryWatcher::start() {
-            Ok(watcher) => watcher,
-            Err(because) => return println!("skipped: {because}"),
-        };
-        let page = rustix::param::page_size();
-        let at = map(std::ptr::null_mut(), 8 * page, MapFlags::empty()).expect("memory").expose_provenance();
-        let add = |from: usize, to: usize| watcher.add(at + from * page, at + to * page).expect("watched");
-        let whole = [add(0, 8), add(0, 8)];
-        add(2, 4);
-        let gives_back = |number: usize| {
-            let before = watcher.changes();
-            let memory = std::ptr::with_exposed_provenance_mut::<u8>(at + number * page);
-            // SAFETY: the memory was mapped above; nobody relies on its contents.
-            unsafe { madvise(memory.cast(), page, Advice::LinuxDontNeed).expect("madvise") };
-            watcher.changes() > before
-        };
-        watcher.remove(whole[0]);
-        assert!(gives_back(7));
-        watcher.remove(whole[1]);
-        assert_eq!([1, 2, 3, 4].map(gives_back), [false, true, true, false]);
-    }
-
-    #[test]
-    fn a_part_of_a_huge_page_is_watched() {
-        const SIZE: usize = 2 << 20;
-        let watcher = match MemoryWatcher::start() {
-            Ok(watcher) => watcher,
-            Err(because) => return println!("skipped: {because}"),
-        };
-        let memory = match map(std::ptr::null_mut(), 2 * SIZE, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
-            Ok(memory) => memory,
-            Err(error) => return println!("skipped: huge pages: {error}"),
-        };
-        let at = memory.expose_provenance();
-        let watched = watcher.add(at + SIZE / 2, at + SIZE / 2 + 8192).expect("watched");
-        assert_eq!(watched, (at, at + SIZE));
-        // SAFETY: the memory was mapped above, and is no longer used.
-        unsafe { munmap(memory.cast(), 2 * SIZE).expect("munmap") };
-        assert!(watcher.changes() > Some(0));
-        watcher.remove(watched);
-    }
-
-    #[test]
-    fn parts_that_others_cover_are_left_out() {
-        assert_eq!(uncovered((10, 20), &[]), [(10, 20)]);
-        assert_eq!(uncovered((10, 20), &[(0, 5), (5, 10), (20, 30)]), [(10, 20)]);
-        assert_eq!(uncovered((10, 20), &[(0, 12), (11, 13), (15, 16), (18, 25)]), [(13, 15), (16, 18)]);
-        assert_eq!(uncovered((10, 20), &[(0, 30), (12, 14)]), []);
-    }
-
-    /// The watcher's thread writes change 256 over change 0 before it counts it.
-    #[test]
-    fn the_entry_that_may_be_overwritten_is_not_trusted() {
-        let last = LOG_LEN as u64;
-        assert!(is_whole(0, 0) && is_whole(0, last - 1) && is_whole(7, last + 6));
-        assert!(!is_whole(0, last) && !is_whole(0, last + 1) && !is_whole(7, last + 7));
-    }
-
-    #[test]
-    fn a_thread_that_waits_for_the_watcher_leaves_it_the_processor() {
-        let watcher = match MemoryWatcher::start() {
-            Ok(watcher) => watcher,
-            Err(because) => return println!("skipped: {because}"),
-        };
-        watcher.shared.busy.store(true, Ordering::SeqCst);
-        let slept = std::thread::scope(|scope| {
-            let (tell, told) = mpsc::channel();
-            let watcher = &watcher;
-            scope.spawn(move || {
-                tell.send(rustix::thread::gettid()).expect("it listens");
-                watcher.changes()
-            });
-            let status =
-                format!("/proc/self/task/{}/status", told.recv().expect("it tells").as_raw_nonzero());
-            let sleeps = || -> u64 {
-                let status = std::fs::read_to_string(&status).expect("it lives");
-                let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-                line.expect("a count").trim().parse().expect("a number")
-            };
-            let (first, deadline) = (sleeps(), Instant::now() + Duration::from_secs(20));
-            let mut slept = false;
-            while !slept && Instant::now() < deadline {
-                slept = sleeps() > first + 2;
-            }
-            watcher.shared.busy.store(false, Ordering::SeqCst);
-            slept
-        });
-        assert!(slept, "it only spins");
-    }
-}
+mod tests;

@@ -257,7 +257,7 @@ pub(super) fn drain(
                         *touched = u64::MAX;
                     }
                     // Nothing that a peer says after invalid bytes counts.
-                    Ok(Request::Receive { .. }) if failures.corrupt => {}
+                    Ok(Request::Receive { .. }) if failures.corrupt.is_some() => {}
                     Ok(Request::Receive { lane }) => {
                         let lane = usize::from(lane);
                         failures.note_err(link.lanes[lane].receive_taken().map_err(Trouble::from));
@@ -281,25 +281,22 @@ pub(super) fn drain(
 /// The failures among the completions of a link.
 #[derive(Default)]
 struct Failures {
+    /// Invalid bytes of the peer. They count first, since nothing that comes after them counts.
+    corrupt: Option<Trouble>,
     first: Option<Trouble>,
     /// The first request that was flushed. Requests behind a failed one are, which says only that something failed;
     /// another completion may say more.
     flushed: Option<Trouble>,
-    /// Whether the peer sent invalid bytes.
-    corrupt: bool,
 }
 
 impl Failures {
     fn note(&mut self, trouble: Trouble) {
-        self.corrupt |= matches!(trouble, Trouble::Corrupt(_));
-        match &trouble {
-            Trouble::Failed(_, failure) if failure.status.blame() == Blame::Consequence => {
-                self.flushed.get_or_insert(trouble);
-            }
-            _ => {
-                self.first.get_or_insert(trouble);
-            }
-        }
+        let place = match &trouble {
+            Trouble::Corrupt(_) => &mut self.corrupt,
+            Trouble::Failed(_, failure) if failure.status.blame() == Blame::Consequence => &mut self.flushed,
+            _ => &mut self.first,
+        };
+        place.get_or_insert(trouble);
     }
 
     fn note_err(&mut self, result: Result<(), Trouble>) {
@@ -309,7 +306,7 @@ impl Failures {
     }
 
     fn worst(self) -> Option<Trouble> {
-        self.first.or(self.flushed)
+        self.corrupt.or(self.first).or(self.flushed)
     }
 }
 
@@ -414,4 +411,29 @@ pub(super) fn pump(
         peer.busy = peer.busy & !(1 << channel) | u64::from(pending) << channel;
     }
     Ok(moved)
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_verbs::{Failure, Status};
+
+    use super::*;
+
+    /// The peer is then given up without another look at what it has sent.
+    #[test]
+    fn invalid_bytes_are_the_worst_failure() {
+        let failed = |status| Trouble::Failed(1, Failure { status, vendor_code: 0 });
+        let worst = |troubles: [Trouble; 2]| {
+            let mut failures = Failures::default();
+            troubles.into_iter().for_each(|trouble| failures.note(trouble));
+            failures.worst()
+        };
+        let corrupt = worst([failed(Status::LocalAccess), Trouble::Corrupt("a note")]);
+        assert!(matches!(corrupt, Some(Trouble::Corrupt(_))), "{corrupt:?}");
+        let cause = worst([failed(Status::Flushed), failed(Status::LocalAccess)]);
+        assert!(
+            matches!(&cause, Some(Trouble::Failed(_, failure)) if failure.status == Status::LocalAccess),
+            "{cause:?}"
+        );
+    }
 }

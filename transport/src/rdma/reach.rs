@@ -17,26 +17,45 @@ pub(super) type Pairs = Vec<(u8, u8)>;
 /// # Errors
 /// If there are no pairs, with the same reasons. The lower rank's choice counts for both.
 pub(super) fn pairs(ours: &[Rail], theirs: &[RailAddress]) -> Result<(Pairs, Vec<String>), String> {
+    let devices: Vec<&str> = ours.iter().map(|rail| rail.device.as_str()).collect();
+    let (pairs, refused) =
+        paired(&devices, theirs.len(), |our, their| match reaches(&ours[our], &theirs[their]) {
+            Ok(()) => Ok(()),
+            Err(why) => Err(format!("{} to {}: {why}", devices[our], theirs[their].gid)),
+        });
+    if pairs.is_empty() { Err(refused.join("; ")) } else { Ok((pairs, refused)) }
+}
+
+/// As [`pairs`], of this side's devices and so many rails of the peer.
+fn paired(
+    devices: &[&str],
+    theirs: usize,
+    reaches: impl Fn(usize, usize) -> Result<(), String>,
+) -> (Pairs, Vec<String>) {
     let (mut pairs, mut refused) = (Vec::new(), Vec::new());
-    let mut taken = vec![false; theirs.len()];
-    for (at, rail) in ours.iter().enumerate() {
-        let mut reasons = Vec::new();
+    let mut taken = vec![false; theirs];
+    for (at, device) in devices.iter().enumerate() {
         // The rail with the same number comes first: hosts of a fleet are wired alike.
-        let order = (0..theirs.len()).map(|step| (at + step) % theirs.len());
-        for there in order.filter(|&there| !taken[there]).collect::<Vec<_>>() {
-            match reaches(rail, &theirs[there]) {
+        let order = (0..theirs).map(|step| (at + step) % theirs);
+        let free: Vec<usize> = order.filter(|&there| !taken[there]).collect();
+        let mut reasons = Vec::new();
+        if free.is_empty() {
+            reasons.push(format!("{device}: the peer has no further rail"));
+        }
+        for there in free {
+            match reaches(at, there) {
                 Ok(()) => {
                     taken[there] = true;
                     pairs.push((at as u8, there as u8));
                     reasons.clear();
                     break;
                 }
-                Err(why) => reasons.push(format!("{} to {}: {why}", rail.device, theirs[there].gid)),
+                Err(why) => reasons.push(why),
             }
         }
         refused.append(&mut reasons);
     }
-    if pairs.is_empty() { Err(refused.join("; ")) } else { Ok((pairs, refused)) }
+    (pairs, refused)
 }
 
 fn reaches(rail: &Rail, peer: &RailAddress) -> Result<(), String> {
@@ -85,4 +104,21 @@ fn routed(from: IpAddr, to: IpAddr) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("packets there leave from {}, not from {from}", source.ip()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rail_without_a_partner_is_named_with_the_reason() {
+        let devices = ["one", "two", "three"];
+        let (pairs, refused) = paired(&devices, 2, |_, _| Ok(()));
+        assert_eq!(pairs, [(0, 0), (1, 1)]);
+        assert_eq!(refused, ["three: the peer has no further rail"]);
+        let isolated = |our, _| if our == 0 { Err("isolated".to_owned()) } else { Ok(()) };
+        let (pairs, refused) = paired(&devices, 2, isolated);
+        assert_eq!(pairs, [(1, 1), (2, 0)]);
+        assert_eq!(refused, ["isolated", "isolated"]);
+    }
 }

@@ -469,6 +469,7 @@ impl Registrations {
     fn heed(&mut self) {
         let Some(watcher) = self.watcher.clone() else { return };
         let Some(now) = watcher.changes() else {
+            self.end_watches();
             self.watcher = None;
             return self.invalidate(0, usize::MAX);
         };
@@ -476,6 +477,13 @@ impl Registrations {
         if now != seen {
             watcher.changed(seen, now, |start, end| self.invalidate(start, end));
         }
+    }
+
+    /// Ends the watch of all regions, also of those that are in use.
+    fn end_watches(&mut self) {
+        let Some(watcher) = &self.watcher else { return };
+        let watched = self.entries.iter_mut().flatten().filter_map(|entry| entry.watched.take());
+        watched.for_each(|range| watcher.remove(range));
     }
 
     /// Drops the regions of memory that has changed; those in use, once they are no longer.
@@ -495,12 +503,6 @@ impl Registrations {
 
 impl Drop for Registrations {
     fn drop(&mut self) {
-        if let Some(watcher) = &self.watcher {
-            self.entries
-                .iter()
-                .flatten()
-                .filter_map(|entry| entry.watched)
-                .for_each(|range| watcher.remove(range));
-        }
+        self.end_watches();
     }
 }
