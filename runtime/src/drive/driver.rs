@@ -370,7 +370,7 @@ fn sleep<'a>(
         Armed::Word(word, value) => words.push((word, value)),
         Armed::Fd(fd) => fds.push(AsRawFd::as_raw_fd(&fd)),
     });
-    let at_exchange = core.exchange.as_mut().and_then(|exchange| exchange.compiled.arm());
+    let at_exchange = core.exchange.as_mut().and_then(|exchange| exchange.arm(turn));
     words.extend(at_exchange);
     let has_arrived =
         |core: &mut Core| core.exchange.as_mut().is_some_and(|exchange| exchange.has_arrived(turn));
@@ -380,7 +380,7 @@ fn sleep<'a>(
         return if shared.is_wanted() { shared.give_way(core) } else { core };
     }
     let bits = match (&core.exchange, at_exchange) {
-        (Some(exchange), Some(_)) => exchange.awaited(turn),
+        (Some(exchange), Some(_)) => exchange.compiled.awaited(),
         _ => NonZeroU32::MAX,
     };
     let limit = shared.policy.sleep_max;
