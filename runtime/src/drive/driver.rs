@@ -103,11 +103,7 @@ pub(super) fn patience(shared: &Shared, limit: Duration) -> Patience {
 /// Asks the peers for which operation `id` waits, as a wait does that has suspected one of them for long enough.
 #[cfg(test)]
 pub(crate) fn ask_for<'a>(shared: &'a Shared, core: CoreGuard<'a>, id: Id, waited: Waited) -> Result<()> {
-    let goal = Operation(id);
-    let core = Some(core);
-    let mut driver =
-        Driver { shared, core, goal, waited, has_returned: false, is_short: false, has_asked: false };
-    driver.ask(true).map(|_| ())
+    Driver::new(shared, core, Operation(id), waited).ask(true).map(|_| ())
 }
 
 /// An operation that the engine knows.
@@ -158,8 +154,7 @@ pub(super) fn drive<'a, G: Goal>(
 ) -> Result<CoreGuard<'a>> {
     let is_short = is_short(waited);
     let contention = core.place.contention.of(is_short, Instant::now);
-    let mut driver =
-        Driver { shared, core: Some(core), goal, waited, has_returned: false, is_short, has_asked: false };
+    let mut driver = Driver::new(shared, core, goal, waited);
     patience.pacer().contention = contention;
     until(&mut driver, &mut patience)?;
     let mut core = driver.core();
@@ -182,11 +177,38 @@ struct Driver<'a, G> {
     /// Whether no rank needs a processor for long.
     is_short: bool,
     has_asked: bool,
+    /// Whether the board shows other ranks what this thread waits for.
+    shows_wait: bool,
 }
 
 impl<'a, G: Goal> Driver<'a, G> {
+    fn new(shared: &'a Shared, core: CoreGuard<'a>, goal: G, waited: Waited) -> Self {
+        Self {
+            shared,
+            core: Some(core),
+            goal,
+            waited,
+            has_returned: false,
+            is_short: is_short(waited),
+            has_asked: false,
+            shows_wait: false,
+        }
+    }
+
     fn core(&mut self) -> CoreGuard<'a> {
         self.core.take().unwrap_or_else(|| self.shared.core())
+    }
+
+    /// Shows other ranks what this thread waits for, unless it is the call that was started last: the board shows that.
+    fn show_wait(&mut self) {
+        let board = self.shared.membership.board();
+        let text = match self.waited.sequence {
+            0 if self.waited.is_message() => self.waited.to_string(),
+            number if number > 0 && number < board.started() => format!("#{number} {}", self.waited),
+            _ => return,
+        };
+        self.shows_wait = true;
+        board.waits_in(Some(text));
     }
 
     /// Returns the ranks that the goal waits for, and releases the core.
@@ -294,9 +316,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
 
     fn ask(&mut self, suspected: bool) -> Result<Suspicion> {
         self.has_asked = true;
-        if self.waited.is_message() {
-            self.shared.membership.board().waits_in(Some(self.waited.to_string()));
-        }
+        self.show_wait();
         let core = self.core();
         timed_out::note_unheard(self.shared, &core);
         let peers = self.goal.waiting_for(&core);
@@ -323,7 +343,7 @@ impl<G> Drop for Driver<'_, G> {
         if self.has_asked {
             let board = self.shared.membership.board();
             board.unheard_by(Vec::new());
-            if self.waited.is_message() {
+            if self.shows_wait {
                 board.waits_in(None);
             }
         }
