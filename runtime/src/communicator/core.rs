@@ -177,6 +177,15 @@ impl Core {
         if self.engine.is_elsewhere(id) { self.exchange_waits_for() } else { self.engine.waiting_for(id) }
     }
 
+    /// Returns the ranks that the collectives wait for which the program polls.
+    pub(crate) fn polled_wait_for(&self) -> Vec<u32> {
+        let open = self.awaited.polled().iter().filter(|id| !self.engine.is_done(**id));
+        let mut ranks: Vec<u32> = open.flat_map(|id| self.waiting_for(*id)).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
     /// Returns the ranks that the current exchange waits for.
     pub(crate) fn exchange_waits_for(&self) -> Vec<u32> {
         self.exchange.as_ref().map_or_else(Vec::new, |exchange| exchange.compiled.waiting_for())

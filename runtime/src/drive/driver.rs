@@ -179,6 +179,8 @@ struct Driver<'a, G> {
     has_asked: bool,
     /// Whether the board shows other ranks what this thread waits for.
     shows_wait: bool,
+    /// Whether the last question has found that a rank has left which only a polled collective needs.
+    suspects_polled: bool,
 }
 
 impl<'a, G: Goal> Driver<'a, G> {
@@ -192,6 +194,7 @@ impl<'a, G: Goal> Driver<'a, G> {
             is_short: is_short(waited),
             has_asked: false,
             shows_wait: false,
+            suspects_polled: false,
         }
     }
 
@@ -318,11 +321,22 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         self.has_asked = true;
         self.show_wait();
         let core = self.core();
-        timed_out::note_unheard(self.shared, &core);
-        let peers = self.goal.waiting_for(&core);
-        let needs = if self.goal.is_from_any(&core) { Needs::Any } else { Needs::All };
+        let (shared, goal, waited) = (self.shared, &self.goal, self.waited);
+        timed_out::note_unheard(shared, &core);
+        let needs = if goal.is_from_any(&core) { Needs::Any } else { Needs::All };
         drop(core);
-        asking::examine(self.shared, self.waited, (needs, &peers), suspected)
+        let suspects_polled = std::mem::take(&mut self.suspects_polled);
+        let is_over = |core: &Core| goal.operation().is_some_and(|id| core.engine.is_done(id));
+        let own = |core: &Core| if is_over(core) { Vec::new() } else { goal.waiting_for(core) };
+        let found = asking::examine(shared, waited, needs, own, suspected && !suspects_polled)?;
+        if found == Suspicion::HasLeft {
+            return Ok(found);
+        }
+        // No thread waits for the collectives that the program polls.
+        let suspected = suspected && suspects_polled;
+        let found = asking::examine(shared, waited, Needs::All, Core::polled_wait_for, suspected)?;
+        self.suspects_polled = found == Suspicion::HasLeft;
+        Ok(found)
     }
 
     /// The peer's goodbye over the control plane overtakes bytes that are sent again after a packet loss. The end of
@@ -330,7 +344,8 @@ impl<G: Goal> Waiter for Driver<'_, G> {
     /// waited for only up to a limit.
     fn is_outrun(&mut self, left_for: Duration) -> bool {
         let core = self.core();
-        let (shared, peers) = (self.shared, self.goal.waiting_for(&core));
+        let shared = self.shared;
+        let peers = if self.suspects_polled { core.polled_wait_for() } else { self.goal.waiting_for(&core) };
         let is_outrun = left_for < shared.world.control.dead_after()
             && peers.iter().any(|peer| core.engine.is_hearing(*peer) && shared.membership.departed(*peer));
         self.core = Some(core);
