@@ -130,6 +130,8 @@ impl Communicator {
                 }
             }
         }
+        // A message to this rank itself may have ended the operation of a thread that sleeps.
+        core.rouse();
         Ok((core, tickets))
     }
 
@@ -311,7 +313,6 @@ mod tests {
         assert_eq!(value(), asleep, "the other thread would not be woken any more");
         drop(core);
         let (mut core, received) = post(Transfer::recv(RawMessage::of_mut(&mut data, 0), 0));
-        core.progress();
         assert_ne!(value(), asleep, "its operation is over");
         core.sleepers.remove(Some(sent.id));
         core.disarm();

@@ -77,14 +77,12 @@ impl Fault {
 /// Drives until operation `id` is done. When this returns, the engine no longer touches the caller's memory.
 pub(crate) fn wait_for<'a>(
     shared: &'a Shared,
-    mut core: CoreGuard<'a>,
+    core: CoreGuard<'a>,
     id: Id,
     waited: Waited,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
     if core.engine.is_done(id) {
-        // Perhaps it was a message to oneself, for whose other end another thread sleeps.
-        core.rouse();
         return Ok(core);
     }
     let _attended = Attended::new(&shared.attendance);
