@@ -229,7 +229,7 @@ mod tests {
     use std::sync::{Mutex, mpsc};
     use std::time::{Duration, Instant};
 
-    use kolo_transport::Armed;
+    use kolo_transport::{Armed, ParkBy};
 
     use super::*;
     use crate::Cluster;
@@ -303,8 +303,9 @@ mod tests {
         };
         let later = post(Transfer::recv(RawMessage::of_mut(&mut later, 0), 1)).1;
         let (mut core, sent) = post(Transfer::send(RawMessage::of(&[7_u8], 0), 0));
-        core.sleepers.add(Some(sent.id));
-        core.sleepers.add(None);
+        core.sleepers.add(Some(sent.id), ParkBy::Word);
+        core.sleepers.add(None, ParkBy::Word);
+        assert!(core.sleepers.sleep_on_words());
         let (word, asleep) = arm(&mut core);
         core.sleepers.remove(None);
         core.disarm();
@@ -314,7 +315,9 @@ mod tests {
         drop(core);
         let (mut core, received) = post(Transfer::recv(RawMessage::of_mut(&mut data, 0), 0));
         assert_ne!(value(), asleep, "its operation is over");
+        assert!(core.sleepers.are_waking(), "a new announcement could put it to sleep again");
         core.sleepers.remove(Some(sent.id));
+        assert!(!core.sleepers.are_waking());
         core.disarm();
         core.engine.release(sent.id);
         core.engine.release(received.id);

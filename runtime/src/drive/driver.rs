@@ -378,7 +378,8 @@ fn keep_affinity(affinity: &mut SoftAffinity, has_returned: &mut bool, next: Nex
 /// thread has ended the operation, or briefly.
 ///
 /// Several threads may sleep at once. The first to wake leaves the others' announcement to the peers in place. An event
-/// ends that announcement and wakes all threads, so each announces its own sleep anew.
+/// ends that announcement and wakes all threads, so each announces its own sleep anew: links that are still armed would
+/// announce nothing.
 fn sleep<'a>(
     shared: &'a Shared,
     mut core: CoreGuard<'a>,
@@ -390,6 +391,10 @@ fn sleep<'a>(
         drop(core);
         wait::sleep(COPY_NAP);
         return shared.core();
+    }
+    if core.sleepers.are_waking() {
+        // A thread that is not yet in its sleep would take a new announcement for its own, and sleep after its event.
+        return shared.give_way(core);
     }
     let mut moved = false;
     if !core.sleepers.is_empty() {
@@ -403,6 +408,12 @@ fn sleep<'a>(
         Armed::Word(word, value) => words.push((word, value)),
         Armed::Fd(fd) => fds.push(AsRawFd::as_raw_fd(&fd)),
     });
+    if by == ParkBy::Fd && core.sleepers.sleep_on_words() {
+        // Peers would wake them by descriptor, so they announce their sleep anew, by descriptor too.
+        core.engine.disarm();
+        core.engine.rouse();
+        return shared.give_way(core);
+    }
     let at_exchange = core.exchange.as_mut().and_then(|exchange| exchange.arm(turn));
     words.extend(at_exchange);
     let has_arrived =
@@ -417,7 +428,7 @@ fn sleep<'a>(
         _ => NonZeroU32::MAX,
     };
     let limit = shared.policy.sleep_max;
-    core.sleepers.add(operation);
+    core.sleepers.add(operation, by);
     drop(core);
     shared.policy.before_sleep();
     // SAFETY: the words lie in mappings that the endpoints hold. The endpoints live in the core of `shared` until
