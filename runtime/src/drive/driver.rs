@@ -434,22 +434,26 @@ fn sleep<'a>(
     // SAFETY: the words lie in mappings that the endpoints hold. The endpoints live in the core of `shared` until
     // `close::release_links`, which waits until no thread drives; the helper has ended before it.
     let words: Vec<_> = words.iter().map(|(word, value)| (unsafe { &**word }, *value)).collect();
+    // SAFETY: as above: the endpoints own the descriptors.
+    let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
     match by {
-        ParkBy::Word if !words.is_empty() => match words[..] {
-            [(word, value)] => wait::sleep_on_word(word, value, bits, limit),
-            _ => wait::sleep_on_words(&words, limit),
-        },
-        ParkBy::Fd if !fds.is_empty() => {
-            // SAFETY: as above: the endpoints own the descriptors.
-            let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
-            wait::sleep_on_fds(&fds, limit);
-        }
-        _ => wait::sleep(wait::BLIND_NAP),
+        ParkBy::Word => sleep_on(&words, bits, limit),
+        ParkBy::Fd if !fds.is_empty() => wait::sleep_on_fds(&fds, limit),
+        ParkBy::Fd => wait::sleep(wait::BLIND_NAP),
     }
     let mut core = shared.core();
     core.sleepers.remove(operation);
     core.disarm();
     core
+}
+
+/// Sleeps until one of these words changes, or briefly if there is none. The bits count where there is one word.
+fn sleep_on(words: &[(&AtomicU32, u32)], bits: NonZeroU32, limit: Duration) {
+    match *words {
+        [] => wait::sleep(wait::BLIND_NAP),
+        [(word, value)] => wait::sleep_on_word(word, value, bits, limit),
+        _ => wait::sleep_on_words(words, limit),
+    }
 }
 
 /// Sleeps without the core until the current turn at the exchange is over, or briefly. Another thread drives meanwhile,
@@ -463,4 +467,29 @@ fn sleep_until_turn<'a>(shared: &'a Shared, core: CoreGuard<'a>) -> CoreGuard<'a
     shared.policy.before_sleep();
     turnstile.sleep(over);
     shared.core()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleep_on_two_words_is_not_cut_short() {
+        let (a, b) = (AtomicU32::new(0), AtomicU32::new(0));
+        let words = [(&a, 0), (&b, 0)];
+        if kolo_transport::wait_words(&words, Duration::ZERO).is_err() {
+            eprintln!("skipped: this kernel cannot wait for several words");
+            return;
+        }
+        let limit = 10 * wait::BLIND_NAP;
+        let begin = Instant::now();
+        sleep_on(&words, NonZeroU32::MAX, limit);
+        assert!(begin.elapsed() >= limit, "{:?}", begin.elapsed());
+        // Either of them may have changed already.
+        for words in [[(&a, 1), (&b, 0)], [(&a, 0), (&b, 1)]] {
+            let begin = Instant::now();
+            sleep_on(&words, NonZeroU32::MAX, Duration::from_secs(60));
+            assert!(begin.elapsed() < Duration::from_secs(30));
+        }
+    }
 }
