@@ -704,8 +704,9 @@ koloResult_t koloAllToAllVStart(koloComm_t comm, const void *input, const size_t
 
 /**
  * Writes 1 into *done if the request is complete, successfully or not, else 0. Makes a little progress; does not block.
- * koloWait then returns the result and frees the request. A request that needs a rank which has left is complete some
- * 300 ms after the first koloTest. The communicator's time-out does not apply to programs that poll.
+ * koloWait then returns the result and frees the request. A collective that needs a rank which has left is complete once
+ * nothing has moved on the communicator for about a second. A send or receive stays incomplete then; koloWait returns its
+ * error. The communicator's time-out does not apply to programs that poll.
  */
 koloResult_t koloTest(koloRequest_t request, int *done);
 

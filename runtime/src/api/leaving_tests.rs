@@ -31,20 +31,44 @@ fn who_has_dropped_its_communicators_has_left_though_it_keeps_handles() -> Resul
 
 #[test]
 fn who_polls_hears_that_a_rank_has_left() {
+    let config = Config { timeout: Duration::from_secs(30), ..Config::default() };
+    for is_driven in [false, true] {
+        Cluster::with_config(2, &config, |comm| {
+            comm.barrier().expect("both are there");
+            if comm.rank() == 1 {
+                return;
+            }
+            std::thread::scope(|scope| {
+                if is_driven {
+                    // This thread drives in place of the helper.
+                    scope.spawn(|| comm.recv(&mut [0_u8], 0).expect_err("nothing comes before the end"));
+                }
+                let message = comm.recv_tagged_start(vec![0_u8], 0, 7).expect("starts");
+                let work = comm.all_reduce_start(vec![1_i32; 8], ReduceOp::Sum).expect("starts");
+                let until = Instant::now() + Duration::from_secs(20);
+                while !message.is_done() && !work.is_done() {
+                    assert!(Instant::now() < until, "it is polled for ever");
+                    std::thread::yield_now();
+                }
+                let error = work.wait().expect_err("rank 1 has left");
+                let has_left = matches!(&error, Error::PeerLost { peer: 1, cause: LossCause::Left, .. });
+                assert!(has_left, "{error}");
+            });
+        })
+        .expect("the cluster");
+    }
+}
+
+/// A program may receive from each of its workers while some of them leave.
+#[test]
+fn nobody_is_asked_about_a_message_that_is_only_polled() {
     Cluster::local(2, |comm| {
-        comm.barrier().expect("both are there");
-        if comm.rank() == 1 {
-            return;
-        }
-        let work = comm.all_reduce_start(vec![1_i32; 8], ReduceOp::Sum).expect("starts");
-        let until = Instant::now() + Duration::from_secs(20);
-        while !work.is_done() {
-            assert!(Instant::now() < until, "it is polled for ever");
-            std::thread::yield_now();
-        }
-        let error = work.wait().expect_err("rank 1 has left");
-        let has_left = matches!(&error, Error::PeerLost { peer: 1, cause: LossCause::Left, .. });
-        assert!(has_left, "{error}");
+        let message = comm.recv_start(vec![0_u8], 1 - comm.rank()).expect("starts");
+        assert!(!message.is_done());
+        assert!(comm.shared.core().polled_wait_for().is_empty());
+        comm.barrier().expect("both come");
+        comm.send(&[1_u8], 1 - comm.rank()).expect("sent");
+        message.wait().expect("received");
     })
     .expect("the cluster");
 }

@@ -130,6 +130,8 @@ impl Communicator {
                 }
             }
         }
+        // A message to this rank itself may have ended the operation of a thread that sleeps.
+        core.rouse();
         Ok((core, tickets))
     }
 
@@ -227,7 +229,7 @@ mod tests {
     use std::sync::{Mutex, mpsc};
     use std::time::{Duration, Instant};
 
-    use kolo_transport::Armed;
+    use kolo_transport::{Armed, ParkBy};
 
     use super::*;
     use crate::Cluster;
@@ -301,8 +303,9 @@ mod tests {
         };
         let later = post(Transfer::recv(RawMessage::of_mut(&mut later, 0), 1)).1;
         let (mut core, sent) = post(Transfer::send(RawMessage::of(&[7_u8], 0), 0));
-        core.sleepers.add(Some(sent.id));
-        core.sleepers.add(None);
+        core.sleepers.add(Some(sent.id), ParkBy::Word);
+        core.sleepers.add(None, ParkBy::Word);
+        assert!(core.sleepers.sleep_on_words());
         let (word, asleep) = arm(&mut core);
         core.sleepers.remove(None);
         core.disarm();
@@ -311,9 +314,10 @@ mod tests {
         assert_eq!(value(), asleep, "the other thread would not be woken any more");
         drop(core);
         let (mut core, received) = post(Transfer::recv(RawMessage::of_mut(&mut data, 0), 0));
-        core.progress();
         assert_ne!(value(), asleep, "its operation is over");
+        assert!(core.sleepers.are_waking(), "a new announcement could put it to sleep again");
         core.sleepers.remove(Some(sent.id));
+        assert!(!core.sleepers.are_waking());
         core.disarm();
         core.engine.release(sent.id);
         core.engine.release(received.id);

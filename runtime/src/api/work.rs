@@ -99,8 +99,10 @@ impl<B: 'static> Work<B> {
 
     /// Returns whether the operation is over, successfully or not. Makes a little progress; never blocks for long.
     ///
-    /// An operation that needs a rank which has left is over some 300 ms after the first poll. The communicator's
-    /// time-out does not apply to polls, between which a program may do other work.
+    /// A collective that is polled and needs a rank which has left is over soon: once nothing has moved on the
+    /// communicator for about a second. A message stays unfinished then, since a program may poll for one that need not
+    /// come; [`Work::wait`] returns the error. The communicator's time-out does not apply to polls, between which a
+    /// program may do other work.
     #[must_use]
     pub fn is_done(&self) -> bool {
         if !self.shared.is_ours() {
@@ -114,8 +116,8 @@ impl<B: 'static> Work<B> {
                 core.progress();
                 unfinished = next(&core.engine).filter(|_| core.engine.failure().is_none());
             }
-            if let Some(Ticket { id, waited }) = unfinished {
-                core.awaited.note_poll(id, waited);
+            if let Some(Ticket { id, .. }) = unfinished.filter(|ticket| ticket.waited.summary().is_some()) {
+                core.awaited.note_poll(id);
             }
             if core.awaited.has_to_wake() {
                 drive::wake_tasks(core);

@@ -17,9 +17,8 @@ pub(crate) struct Awaited {
     waiting: Vec<Awaiting>,
     /// Tasks whose operation is over, and that are not yet woken.
     to_wake: Vec<Waker>,
-    /// The operation that the program has polled for longest. It has no time limit, since a program may do other work
-    /// between polls.
-    polled: Option<(Id, Waited)>,
+    /// The collectives that the program polls. They have no time limit, since a program may do other work between polls.
+    polled: Vec<Id>,
 }
 
 #[derive(Debug)]
@@ -75,21 +74,28 @@ impl Awaited {
         Some(self.waiting.remove(at).waker)
     }
 
-    /// Notes that the program polls an operation, and found that it is not over.
-    pub(crate) fn note_poll(&mut self, id: Id, waited: Waited) {
-        self.polled.get_or_insert((id, waited));
+    /// Notes that the program polls a collective, and found that it is not over.
+    pub(crate) fn note_poll(&mut self, id: Id) {
+        if !self.polled.contains(&id) {
+            self.polled.push(id);
+        }
     }
 
     /// Notes that the program will not poll the operation any more.
     pub(crate) fn forget_poll(&mut self, id: Id) {
-        self.polled.take_if(|(polled, _)| *polled == id);
+        self.polled.retain(|polled| *polled != id);
+    }
+
+    /// Returns the collectives that the program polls. Some may be over.
+    pub(crate) fn polled(&self) -> &[Id] {
+        &self.polled
     }
 
     /// Finds out which operations are over.
     #[inline]
     pub(super) fn look(&mut self, engine: &Engine) {
-        if self.polled.is_some_and(|(id, _)| engine.is_done(id)) {
-            self.polled = None;
+        if !self.polled.is_empty() {
+            self.polled.retain(|id| !engine.is_done(*id));
         }
         if !self.waiting.is_empty() {
             let over = self.waiting.extract_if(.., |awaiting| engine.is_done(awaiting.id));
@@ -117,9 +123,9 @@ impl Awaited {
         all
     }
 
-    /// Returns the operation that a task has awaited for longest, or else the one that is polled.
+    /// Returns the operation that a task has awaited for longest.
     pub(crate) fn first(&self) -> Option<(Id, Waited)> {
-        self.waiting.first().map(|awaiting| (awaiting.id, awaiting.waited)).or(self.polled)
+        self.waiting.first().map(|awaiting| (awaiting.id, awaiting.waited))
     }
 
     /// Returns an operation that a task has awaited for longer than its limit, with that limit.

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use kolo_transport::ParkBy;
+
 use super::awaited::Awaited;
 use super::recorder::Recorder;
 use crate::affinity::Place;
@@ -55,8 +57,17 @@ pub(crate) struct Calls {
 #[derive(Debug, Default)]
 pub(crate) struct Sleepers {
     number: usize,
+    /// How the last of them went to sleep.
+    by: Option<ParkBy>,
     /// The operations for which they sleep.
-    awaited: Vec<Id>,
+    awaited: Vec<AwaitedAsleep>,
+}
+
+#[derive(Debug)]
+struct AwaitedAsleep {
+    id: Id,
+    /// Whether the operation is over, and its thread has been told to wake.
+    is_roused: bool,
 }
 
 impl Sleepers {
@@ -66,25 +77,37 @@ impl Sleepers {
     }
 
     /// Adds a thread that is about to sleep, for this operation if for one.
-    pub(crate) fn add(&mut self, awaited: Option<Id>) {
+    pub(crate) fn add(&mut self, awaited: Option<Id>, by: ParkBy) {
         self.number += 1;
-        self.awaited.extend(awaited);
+        self.by = Some(by);
+        self.awaited.extend(awaited.map(|id| AwaitedAsleep { id, is_roused: false }));
+    }
+
+    /// Returns whether there are threads that sleep on words.
+    pub(crate) fn sleep_on_words(&self) -> bool {
+        self.number > 0 && self.by == Some(ParkBy::Word)
+    }
+
+    /// Returns whether a thread has been told to wake, and is not awake yet.
+    pub(crate) fn are_waking(&self) -> bool {
+        self.awaited.iter().any(|awaited| awaited.is_roused)
     }
 
     /// Removes a thread that is awake again.
     pub(crate) fn remove(&mut self, awaited: Option<Id>) {
         self.number -= 1;
-        self.awaited.retain(|id| Some(*id) != awaited);
+        self.awaited.retain(|asleep| Some(asleep.id) != awaited);
     }
 
-    /// Forgets the awaited operations that are over. Returns whether there were any.
+    /// Notes the awaited operations that are over. Returns whether one was not noted before.
     #[inline]
-    fn forget_those_done(&mut self, engine: &Engine) -> bool {
-        let before = self.awaited.len();
-        if before > 0 {
-            self.awaited.retain(|id| !engine.is_done(*id));
+    fn note_those_done(&mut self, engine: &Engine) -> bool {
+        let mut any = false;
+        for awaited in self.awaited.iter_mut().filter(|awaited| !awaited.is_roused) {
+            awaited.is_roused = engine.is_done(awaited.id);
+            any |= awaited.is_roused;
         }
-        self.awaited.len() < before
+        any
     }
 }
 
@@ -150,7 +173,7 @@ impl Core {
     /// Wakes threads that sleep although another thread has ended the operation for which they sleep.
     #[inline]
     pub(crate) fn rouse(&mut self) {
-        if self.sleepers.forget_those_done(&self.engine) {
+        if self.sleepers.note_those_done(&self.engine) {
             self.engine.rouse();
         }
     }
@@ -175,6 +198,15 @@ impl Core {
     /// Returns the ranks that an outstanding operation waits for.
     pub(crate) fn waiting_for(&self, id: Id) -> Vec<u32> {
         if self.engine.is_elsewhere(id) { self.exchange_waits_for() } else { self.engine.waiting_for(id) }
+    }
+
+    /// Returns the ranks that the collectives wait for which the program polls.
+    pub(crate) fn polled_wait_for(&self) -> Vec<u32> {
+        let open = self.awaited.polled().iter().filter(|id| !self.engine.is_done(**id));
+        let mut ranks: Vec<u32> = open.flat_map(|id| self.waiting_for(*id)).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
     }
 
     /// Returns the ranks that the current exchange waits for.

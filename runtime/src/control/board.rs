@@ -22,7 +22,8 @@ pub struct Status {
     /// The operation started last: "all_reduce(1024 x f32, sum)".
     #[serde(deserialize_with = "super::wire::foreign")]
     pub description: String,
-    /// The send or receive (or group of them) in which the rank has been waiting for long.
+    /// The send, receive or group of them in which the rank has been waiting for long, or the collective, if others were
+    /// started after it.
     #[serde(deserialize_with = "super::wire::foreign_if_any")]
     pub waits_in: Option<String>,
     /// The operations started last, oldest first. They let ranks that are some calls apart compare their calls.
@@ -119,9 +120,10 @@ impl StatusBoard {
         }
     }
 
-    /// Records that a send or receive has been waiting for long, or no longer does. Not called while messages flow.
-    pub fn waits_in(&self, message: Option<String>) {
-        *self.waits_in.lock().unwrap_or_else(PoisonError::into_inner) = message;
+    /// Records in which operation a thread has been waiting for long, or that it no longer does. Not called while
+    /// messages flow.
+    pub fn waits_in(&self, operation: Option<String>) {
+        *self.waits_in.lock().unwrap_or_else(PoisonError::into_inner) = operation;
     }
 
     /// Records which ranks do not acknowledge this rank's data. Called during long waits.

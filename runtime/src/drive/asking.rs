@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Suspicion;
 use super::fail::{fail, poison};
 use crate::call::Waited;
-use crate::communicator::Shared;
+use crate::communicator::{Core, Shared};
 use crate::control::Status;
 use crate::error::Result;
 use crate::failure::{Carrier, Judgement, judge};
@@ -52,14 +52,22 @@ pub(super) fn ask_through(
     (answers, carrier)
 }
 
-/// Asks the peers after a time without progress. Fails if one of them is elsewhere for good.
+/// Asks the peers that are awaited, after a time without progress. Fails if one of them is elsewhere for good.
 pub(super) fn examine(
     shared: &Shared,
     waited: Waited,
-    (needs, peers): (Needs, &[u32]),
+    needs: Needs,
+    awaited: impl Fn(&Core) -> Vec<u32>,
     suspected: bool,
 ) -> Result<Suspicion> {
-    let answers = ask(shared, peers, ANSWER_MAX);
+    let peers = awaited(&shared.core());
+    if peers.is_empty() {
+        return Ok(Suspicion::None);
+    }
+    let mut answers = ask(shared, &peers, ANSWER_MAX);
+    // Meanwhile another thread may have ended the operation.
+    let peers = awaited(&shared.core());
+    answers.retain(|(peer, _)| peers.contains(peer));
     let has_left = |peer: u32| shared.membership.departed(peer);
     let departed = |peer| match needs {
         Needs::All => has_left(peer),

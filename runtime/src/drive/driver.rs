@@ -77,14 +77,12 @@ impl Fault {
 /// Drives until operation `id` is done. When this returns, the engine no longer touches the caller's memory.
 pub(crate) fn wait_for<'a>(
     shared: &'a Shared,
-    mut core: CoreGuard<'a>,
+    core: CoreGuard<'a>,
     id: Id,
     waited: Waited,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
     if core.engine.is_done(id) {
-        // Perhaps it was a message to oneself, for whose other end another thread sleeps.
-        core.rouse();
         return Ok(core);
     }
     let _attended = Attended::new(&shared.attendance);
@@ -103,11 +101,7 @@ pub(super) fn patience(shared: &Shared, limit: Duration) -> Patience {
 /// Asks the peers for which operation `id` waits, as a wait does that has suspected one of them for long enough.
 #[cfg(test)]
 pub(crate) fn ask_for<'a>(shared: &'a Shared, core: CoreGuard<'a>, id: Id, waited: Waited) -> Result<()> {
-    let goal = Operation(id);
-    let core = Some(core);
-    let mut driver =
-        Driver { shared, core, goal, waited, has_returned: false, is_short: false, has_asked: false };
-    driver.ask(true).map(|_| ())
+    Driver::new(shared, core, Operation(id), waited).ask(true).map(|_| ())
 }
 
 /// An operation that the engine knows.
@@ -158,8 +152,7 @@ pub(super) fn drive<'a, G: Goal>(
 ) -> Result<CoreGuard<'a>> {
     let is_short = is_short(waited);
     let contention = core.place.contention.of(is_short, Instant::now);
-    let mut driver =
-        Driver { shared, core: Some(core), goal, waited, has_returned: false, is_short, has_asked: false };
+    let mut driver = Driver::new(shared, core, goal, waited);
     patience.pacer().contention = contention;
     until(&mut driver, &mut patience)?;
     let mut core = driver.core();
@@ -182,11 +175,41 @@ struct Driver<'a, G> {
     /// Whether no rank needs a processor for long.
     is_short: bool,
     has_asked: bool,
+    /// Whether the board shows other ranks what this thread waits for.
+    shows_wait: bool,
+    /// Whether the last question has found that a rank has left which only a polled collective needs.
+    suspects_polled: bool,
 }
 
 impl<'a, G: Goal> Driver<'a, G> {
+    fn new(shared: &'a Shared, core: CoreGuard<'a>, goal: G, waited: Waited) -> Self {
+        Self {
+            shared,
+            core: Some(core),
+            goal,
+            waited,
+            has_returned: false,
+            is_short: is_short(waited),
+            has_asked: false,
+            shows_wait: false,
+            suspects_polled: false,
+        }
+    }
+
     fn core(&mut self) -> CoreGuard<'a> {
         self.core.take().unwrap_or_else(|| self.shared.core())
+    }
+
+    /// Shows other ranks what this thread waits for, unless it is the call that was started last: the board shows that.
+    fn show_wait(&mut self) {
+        let board = self.shared.membership.board();
+        let text = match self.waited.sequence {
+            0 if self.waited.is_message() => self.waited.to_string(),
+            number if number > 0 && number < board.started() => format!("#{number} {}", self.waited),
+            _ => return,
+        };
+        self.shows_wait = true;
+        board.waits_in(Some(text));
     }
 
     /// Returns the ranks that the goal waits for, and releases the core.
@@ -294,15 +317,24 @@ impl<G: Goal> Waiter for Driver<'_, G> {
 
     fn ask(&mut self, suspected: bool) -> Result<Suspicion> {
         self.has_asked = true;
-        if self.waited.is_message() {
-            self.shared.membership.board().waits_in(Some(self.waited.to_string()));
-        }
+        self.show_wait();
         let core = self.core();
-        timed_out::note_unheard(self.shared, &core);
-        let peers = self.goal.waiting_for(&core);
-        let needs = if self.goal.is_from_any(&core) { Needs::Any } else { Needs::All };
+        let (shared, goal, waited) = (self.shared, &self.goal, self.waited);
+        timed_out::note_unheard(shared, &core);
+        let needs = if goal.is_from_any(&core) { Needs::Any } else { Needs::All };
         drop(core);
-        asking::examine(self.shared, self.waited, (needs, &peers), suspected)
+        let suspects_polled = std::mem::take(&mut self.suspects_polled);
+        let is_over = |core: &Core| goal.operation().is_some_and(|id| core.engine.is_done(id));
+        let own = |core: &Core| if is_over(core) { Vec::new() } else { goal.waiting_for(core) };
+        let found = asking::examine(shared, waited, needs, own, suspected && !suspects_polled)?;
+        if found == Suspicion::HasLeft {
+            return Ok(found);
+        }
+        // No thread waits for the collectives that the program polls.
+        let suspected = suspected && suspects_polled;
+        let found = asking::examine(shared, waited, Needs::All, Core::polled_wait_for, suspected)?;
+        self.suspects_polled = found == Suspicion::HasLeft;
+        Ok(found)
     }
 
     /// The peer's goodbye over the control plane overtakes bytes that are sent again after a packet loss. The end of
@@ -310,7 +342,8 @@ impl<G: Goal> Waiter for Driver<'_, G> {
     /// waited for only up to a limit.
     fn is_outrun(&mut self, left_for: Duration) -> bool {
         let core = self.core();
-        let (shared, peers) = (self.shared, self.goal.waiting_for(&core));
+        let shared = self.shared;
+        let peers = if self.suspects_polled { core.polled_wait_for() } else { self.goal.waiting_for(&core) };
         let is_outrun = left_for < shared.world.control.dead_after()
             && peers.iter().any(|peer| core.engine.is_hearing(*peer) && shared.membership.departed(*peer));
         self.core = Some(core);
@@ -323,7 +356,7 @@ impl<G> Drop for Driver<'_, G> {
         if self.has_asked {
             let board = self.shared.membership.board();
             board.unheard_by(Vec::new());
-            if self.waited.is_message() {
+            if self.shows_wait {
                 board.waits_in(None);
             }
         }
@@ -345,7 +378,8 @@ fn keep_affinity(affinity: &mut SoftAffinity, has_returned: &mut bool, next: Nex
 /// thread has ended the operation, or briefly.
 ///
 /// Several threads may sleep at once. The first to wake leaves the others' announcement to the peers in place. An event
-/// ends that announcement and wakes all threads, so each announces its own sleep anew.
+/// ends that announcement and wakes all threads, so each announces its own sleep anew: links that are still armed would
+/// announce nothing.
 fn sleep<'a>(
     shared: &'a Shared,
     mut core: CoreGuard<'a>,
@@ -357,6 +391,10 @@ fn sleep<'a>(
         drop(core);
         wait::sleep(COPY_NAP);
         return shared.core();
+    }
+    if core.sleepers.are_waking() {
+        // A thread that is not yet in its sleep would take a new announcement for its own, and sleep after its event.
+        return shared.give_way(core);
     }
     let mut moved = false;
     if !core.sleepers.is_empty() {
@@ -370,7 +408,13 @@ fn sleep<'a>(
         Armed::Word(word, value) => words.push((word, value)),
         Armed::Fd(fd) => fds.push(AsRawFd::as_raw_fd(&fd)),
     });
-    let at_exchange = core.exchange.as_mut().and_then(|exchange| exchange.compiled.arm());
+    if by == ParkBy::Fd && core.sleepers.sleep_on_words() {
+        // Peers would wake them by descriptor, so they announce their sleep anew, by descriptor too.
+        core.engine.disarm();
+        core.engine.rouse();
+        return shared.give_way(core);
+    }
+    let at_exchange = core.exchange.as_mut().and_then(|exchange| exchange.arm(turn));
     words.extend(at_exchange);
     let has_arrived =
         |core: &mut Core| core.exchange.as_mut().is_some_and(|exchange| exchange.has_arrived(turn));
@@ -380,32 +424,36 @@ fn sleep<'a>(
         return if shared.is_wanted() { shared.give_way(core) } else { core };
     }
     let bits = match (&core.exchange, at_exchange) {
-        (Some(exchange), Some(_)) => exchange.awaited(turn),
+        (Some(exchange), Some(_)) => exchange.compiled.awaited(),
         _ => NonZeroU32::MAX,
     };
     let limit = shared.policy.sleep_max;
-    core.sleepers.add(operation);
+    core.sleepers.add(operation, by);
     drop(core);
     shared.policy.before_sleep();
     // SAFETY: the words lie in mappings that the endpoints hold. The endpoints live in the core of `shared` until
     // `close::release_links`, which waits until no thread drives; the helper has ended before it.
     let words: Vec<_> = words.iter().map(|(word, value)| (unsafe { &**word }, *value)).collect();
+    // SAFETY: as above: the endpoints own the descriptors.
+    let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
     match by {
-        ParkBy::Word if !words.is_empty() => match words[..] {
-            [(word, value)] => wait::sleep_on_word(word, value, bits, limit),
-            _ => wait::sleep_on_words(&words, limit),
-        },
-        ParkBy::Fd if !fds.is_empty() => {
-            // SAFETY: as above: the endpoints own the descriptors.
-            let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
-            wait::sleep_on_fds(&fds, limit);
-        }
-        _ => wait::sleep(wait::BLIND_NAP),
+        ParkBy::Word => sleep_on(&words, bits, limit),
+        ParkBy::Fd if !fds.is_empty() => wait::sleep_on_fds(&fds, limit),
+        ParkBy::Fd => wait::sleep(wait::BLIND_NAP),
     }
     let mut core = shared.core();
     core.sleepers.remove(operation);
     core.disarm();
     core
+}
+
+/// Sleeps until one of these words changes, or briefly if there is none. The bits count where there is one word.
+fn sleep_on(words: &[(&AtomicU32, u32)], bits: NonZeroU32, limit: Duration) {
+    match *words {
+        [] => wait::sleep(wait::BLIND_NAP),
+        [(word, value)] => wait::sleep_on_word(word, value, bits, limit),
+        _ => wait::sleep_on_words(words, limit),
+    }
 }
 
 /// Sleeps without the core until the current turn at the exchange is over, or briefly. Another thread drives meanwhile,
@@ -419,4 +467,29 @@ fn sleep_until_turn<'a>(shared: &'a Shared, core: CoreGuard<'a>) -> CoreGuard<'a
     shared.policy.before_sleep();
     turnstile.sleep(over);
     shared.core()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleep_on_two_words_is_not_cut_short() {
+        let (a, b) = (AtomicU32::new(0), AtomicU32::new(0));
+        let words = [(&a, 0), (&b, 0)];
+        if kolo_transport::wait_words(&words, Duration::ZERO).is_err() {
+            eprintln!("skipped: this kernel cannot wait for several words");
+            return;
+        }
+        let limit = 10 * wait::BLIND_NAP;
+        let begin = Instant::now();
+        sleep_on(&words, NonZeroU32::MAX, limit);
+        assert!(begin.elapsed() >= limit, "{:?}", begin.elapsed());
+        // Either of them may have changed already.
+        for words in [[(&a, 1), (&b, 0)], [(&a, 0), (&b, 1)]] {
+            let begin = Instant::now();
+            sleep_on(&words, NonZeroU32::MAX, Duration::from_secs(60));
+            assert!(begin.elapsed() < Duration::from_secs(30));
+        }
+    }
 }

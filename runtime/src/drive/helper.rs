@@ -133,8 +133,7 @@ fn wake_each(tasks: Vec<Waker>) {
 /// The goal of the helper thread: nothing is left, another thread drives, or tasks await something else.
 struct Help<'a> {
     shared: &'a Shared,
-    /// The first operation that a task awaits, or that the program polls. The helper looks for its peers as a waiting
-    /// thread would.
+    /// The first operation that a task awaits. The helper looks for its peers as a waiting thread would.
     first: Option<Id>,
 }
 

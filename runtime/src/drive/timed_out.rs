@@ -28,13 +28,9 @@ type Cut = (u32, u32);
 /// Reports that a deadline has passed.
 pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: &[u32]) -> Error {
     let (asked, carrier) = ask_through(shared, peers, LAST_ANSWER_MAX);
-    // A rank inside an earlier operation is itself waiting for another rank.
-    let holds_up = |status: &Option<Status>| {
-        status
-            .as_ref()
-            .is_none_or(|status| status.started < waited.sequence && status.finished >= status.started)
-    };
-    let culprit_is_known = asked.iter().any(|(_, status)| holds_up(status));
+    let holds_up = |(_, status): &&(u32, Option<Status>)| holds_up(status.as_ref(), waited.sequence);
+    let is_outside = |(_, status): &&(u32, Option<Status>)| is_outside(status.as_ref(), waited.sequence);
+    let culprit_is_known = asked.iter().any(|asked| holds_up(&asked));
     let unheard_by = note_unheard(shared, &shared.core());
     let mut cuts: Vec<Cut> = unheard_by.into_iter().map(|peer| (shared.group.rank, peer)).collect();
     asked.iter().for_each(|(rank, status)| add_cuts(shared, &mut cuts, *rank, status.as_ref()));
@@ -52,8 +48,11 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
         let answers = shared.membership.ask_all(&others, LAST_ANSWER_MAX);
         let answers: Vec<_> = others.into_iter().zip(answers).collect();
         answers.iter().for_each(|(rank, status)| add_cuts(shared, &mut cuts, *rank, status.as_ref()));
-        let culprit = answers.iter().find(|(_, status)| !waited.is_message() && holds_up(status));
-        waiting_for.extend(culprit.map(known));
+        // A rank that waits for a message may still be the one that holds up all others.
+        let is_one_known = asked.iter().any(|asked| is_outside(&asked));
+        let waits = || answers.iter().find(is_outside).filter(|_| !is_one_known);
+        let culprit = answers.iter().find(holds_up).or_else(waits);
+        waiting_for.extend(culprit.filter(|_| !waited.is_message()).map(known));
     }
     if waited.is_message() {
         let core = shared.core();
@@ -72,6 +71,17 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
     }
     let ErrorContext { operation, sequence, .. } = shared.context(waited);
     give_up(shared, Cause::Timeout { after, waiting_for, operation, sequence }, waited)
+}
+
+/// Returns whether a rank with this status has not come to the collective with this number, and is not inside an earlier
+/// one. A silent rank counts as such a rank.
+fn is_outside(status: Option<&Status>, sequence: u64) -> bool {
+    status.is_none_or(|status| status.started < sequence && status.finished >= status.started)
+}
+
+/// Returns whether such a rank itself waits for no other rank, as far as it knows.
+fn holds_up(status: Option<&Status>, sequence: u64) -> bool {
+    is_outside(status, sequence) && status.is_none_or(|status| status.waits_in.is_none())
 }
 
 /// Describes a peer that was asked.
@@ -146,4 +156,27 @@ fn put_carrier_first(shared: &Shared, waiting_for: &mut Vec<AwaitedRank>) {
     let text =
         "it is silent, and status requests to all other ranks go through it: look there first".to_owned();
     waiting_for.insert(0, AwaitedRank::new(carrier, PeerState::Silent, text));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::StatusBoard;
+
+    /// Calls 5 and 6 were started, and 6 is over.
+    #[test]
+    fn a_rank_that_waits_in_an_earlier_call_than_its_last_holds_nobody_up() {
+        let label = crate::call::CallLabel { kind: 1, count: 1 };
+        let board = StatusBoard::default();
+        board.start(5, label);
+        board.start(6, label);
+        board.finish(6);
+        let status = || board.status();
+        assert!(holds_up(Some(&status()), 7), "it computes");
+        board.waits_in(Some("#5 all_reduce".to_owned()));
+        assert!(!holds_up(Some(&status()), 7), "it waits for another rank");
+        assert!(is_outside(Some(&status()), 7));
+        assert!(holds_up(None, 7), "a silent rank");
+        assert!(!is_outside(Some(&status()), 6), "it has come");
+    }
 }

@@ -5,7 +5,7 @@
 //! are the same for both. The driving thread advances the first one.
 
 use std::collections::VecDeque;
-use std::num::NonZeroU32;
+use std::sync::atomic::AtomicU32;
 
 use kolo_transport::{Error, ErrorKind};
 
@@ -99,10 +99,10 @@ impl Exchange {
         self.queue_has_turn() || turn.is_some_and(|turn| self.compiled.has_turn(turn))
     }
 
-    /// Returns the ranks that must wake a sleep at the exchange, after [`has_arrived`](Self::has_arrived) has returned
-    /// false.
-    pub(crate) fn awaited(&self, turn: Option<u64>) -> NonZeroU32 {
-        if self.is_turn_of(turn) { self.compiled.awaited() } else { NonZeroU32::MAX }
+    /// Announces the sleep of a thread that may have a turn. Returns the bell and its value, unless the exchange waits for
+    /// nobody or belongs to another thread's turn: its events would keep this thread awake.
+    pub(crate) fn arm(&mut self, turn: Option<u64>) -> Option<(*const AtomicU32, u32)> {
+        if self.is_turn_of(turn) { self.compiled.arm() } else { None }
     }
 
     /// Returns whether the turns behind the started calls will never come.
@@ -204,5 +204,34 @@ impl Queue {
             }
         }
         any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::Needs;
+
+    use crate::Cluster;
+
+    #[test]
+    fn only_the_thread_with_the_turn_sleeps_on_the_bell() {
+        Cluster::local(2, |comm| {
+            comm.barrier().expect("all are there");
+            let mut core = comm.shared.core();
+            let exchange = core.exchange.as_mut().expect("the ranks share a host");
+            let turn = exchange.compiled.take_turn();
+            let needs = Needs::All;
+            let mut is_over = exchange.compiled.exchange(1, &[1], needs).expect("the same call");
+            assert!(exchange.arm(None).is_none(), "the publications of the others would wake it");
+            assert!(is_over || exchange.arm(Some(turn)).is_some());
+            while !is_over {
+                std::thread::yield_now();
+                is_over = exchange.compiled.exchange(1, &[1], needs).expect("the same call");
+            }
+            exchange.compiled.disarm();
+            exchange.compiled.end_exchange();
+            exchange.compiled.end_turn();
+        })
+        .expect("the cluster");
     }
 }
