@@ -30,7 +30,7 @@ fn hello(rank: u32, world_size: u32) -> Hello {
         version: "1".into(),
         host_key: 1,
     };
-    Hello { peer, world_size, job: String::new(), source: String::new(), listener: None }
+    Hello { peer, world_size, job: String::new(), source: String::new(), listener: None, ends: None }
 }
 
 fn running(world_size: u32, now: Instant) -> CoordinatorState {

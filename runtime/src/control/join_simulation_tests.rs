@@ -82,8 +82,14 @@ impl Job {
                 host_key: u64::from(rank / 8),
             };
             let listener = Some(ListenerAddress::sample(rank));
-            let hello =
-                Hello { peer, world_size: ranks, job: String::new(), source: String::new(), listener };
+            let hello = Hello {
+                peer,
+                world_size: ranks,
+                job: String::new(),
+                source: String::new(),
+                listener,
+                ends: None,
+            };
             job.tell_coordinator(
                 rank,
                 ToCoordinator::Hello(hello),
