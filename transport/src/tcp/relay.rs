@@ -8,7 +8,8 @@
 //! that would let it pose as a rank.
 //!
 //! An end asks the relay after no address has let it connect for a while, or after an address has taken its hello but
-//! not answered for much longer, and at once for peers that it met at a relay before. Every byte passes the network of the relay's host twice.
+//! not answered for much longer, and at once for peers that it met at a relay before. Every byte passes the network of
+//! the relay's host twice.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
