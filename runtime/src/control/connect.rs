@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
@@ -165,10 +165,9 @@ pub(crate) async fn become_member(
 ) -> Result<Connected> {
     let mut search = Search::default();
     let mut pause = RETRY_FIRST;
-    let until = tokio::time::Instant::from_std(deadline);
     loop {
         search.attempts += 1;
-        match tokio::time::timeout_at(until, search.attempt(spec, coordinator, listener)).await {
+        match tokio::time::timeout_at(deadline.into(), search.attempt(spec, coordinator, listener)).await {
             Ok(Ok(connected)) => return Ok(connected),
             Ok(Err(AttemptError::Fatal(error))) => return Err(error),
             Ok(Err(AttemptError::Retry(cause))) => {
@@ -454,7 +453,7 @@ impl Search {
 }
 
 /// Makes the first message of a rank over a connection to the coordinator with these ends.
-fn hello(spec: &JoinSpec, listener: Option<&Listener>, ends: Option<[IpAddr; 2]>) -> Hello {
+fn hello(spec: &JoinSpec, listener: Option<&Listener>, ends: Option<[SocketAddr; 2]>) -> Hello {
     Hello {
         peer: PeerInfo {
             rank: spec.rank,
@@ -467,7 +466,8 @@ fn hello(spec: &JoinSpec, listener: Option<&Listener>, ends: Option<[IpAddr; 2]>
         world_size: spec.world_size,
         job: clip(spec.job.clone(), MAX_NAME_BYTES),
         source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
-        listener: listener.map(|listener| listener.address_with(ends.map(|[own, _]| own))),
+        listener: listener.map(|listener| listener.address_with(ends.map(|[own, _]| own.ip()))),
+        ends,
     }
 }
 

@@ -249,7 +249,7 @@ impl Driver {
         match event {
             Event::Proven { stream, on_silence } => self.await_hello(stream, on_silence),
             Event::Greeted { stream, hello, on_silence } => {
-                let seen = Seen::on(&stream);
+                let seen = Seen::on(&stream, hello.ends);
                 let connection = self.adopt(stream);
                 self.state.hello(connection, seen, hello, on_silence, now);
             }

@@ -30,7 +30,7 @@ fn hello(rank: u32, world_size: u32) -> Hello {
         version: "1".into(),
         host_key: 1,
     };
-    Hello { peer, world_size, job: String::new(), source: String::new(), listener: None }
+    Hello { peer, world_size, job: String::new(), source: String::new(), listener: None, ends: None }
 }
 
 fn running(world_size: u32, now: Instant) -> CoordinatorState {
@@ -398,7 +398,7 @@ fn a_coordinator_that_closes_first_sends_what_is_passed_on() {
 #[derive(Clone, Debug)]
 enum Fact {
     Hello { connection: u64, rank: u32, world_size: u32 },
-    Message { connection: u64, message: ToCoordinator },
+    Message { connection: u64, message: Box<ToCoordinator> },
     Closed { connection: u64 },
     Linger { ms: u64 },
     Tick { ms: u64 },
@@ -426,7 +426,7 @@ fn facts() -> impl Strategy<Value = Fact> {
         4 => (0..6u64, 0..4u32, 3..5u32).prop_map(|(connection, rank, world_size)| {
             Fact::Hello { connection, rank, world_size: if world_size == 4 && rank < 3 { 3 } else { world_size } }
         }),
-        8 => (0..6u64, message).prop_map(|(connection, message)| Fact::Message { connection, message }),
+        8 => (0..6u64, message.prop_map(Box::new)).prop_map(|(connection, message)| Fact::Message { connection, message }),
         2 => (0..6u64).prop_map(|connection| Fact::Closed { connection }),
         1 => (0..3000u64).prop_map(|ms| Fact::Linger { ms }),
         2 => (0..3000u64).prop_map(|ms| Fact::Tick { ms }),
@@ -461,7 +461,7 @@ proptest! {
                     }
                 }
                 Fact::Message { connection, message } => {
-                    if coordinator.message(connection, message, now).is_err() {
+                    if coordinator.message(connection, *message, now).is_err() {
                         coordinator.closed(connection, Loss::new(LossCause::Closed, "broke the protocol"));
                         ended.insert(connection);
                     }

@@ -127,8 +127,14 @@ pub(crate) fn coordinator_state(script: &[u8]) {
                     host_key: 0,
                 };
                 let world_size = if *argument < 250 { WORLD } else { WORLD + 1 };
-                let hello =
-                    Hello { peer, world_size, job: String::new(), source: String::new(), listener: None };
+                let hello = Hello {
+                    peer,
+                    world_size,
+                    job: String::new(),
+                    source: String::new(),
+                    listener: None,
+                    ends: None,
+                };
                 // The driver never reuses the number of a connection.
                 coordinator.closed(connection, Loss::new(LossCause::Closed, "gone"));
                 coordinator.hello(

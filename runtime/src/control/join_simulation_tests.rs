@@ -22,7 +22,7 @@ const KEY: ExchangeKey = ExchangeKey { communicator: 1, round: 0 };
 
 enum Event {
     Told { rank: u32, message: Rc<Message>, hops: u32 },
-    Heard { rank: u32, message: ToCoordinator },
+    Heard { rank: u32, message: Box<ToCoordinator> },
     Tick,
 }
 
@@ -82,8 +82,14 @@ impl Job {
                 host_key: u64::from(rank / 8),
             };
             let listener = Some(ListenerAddress::sample(rank));
-            let hello =
-                Hello { peer, world_size: ranks, job: String::new(), source: String::new(), listener };
+            let hello = Hello {
+                peer,
+                world_size: ranks,
+                job: String::new(),
+                source: String::new(),
+                listener,
+                ends: None,
+            };
             job.tell_coordinator(
                 rank,
                 ToCoordinator::Hello(hello),
@@ -108,7 +114,7 @@ impl Job {
 
     fn tell_coordinator(&mut self, rank: u32, message: ToCoordinator, now: Instant) {
         let arrives = if rank == 0 { now } else { self.transmit(rank, encode(&message).len(), now) };
-        self.at(arrives, Event::Heard { rank, message });
+        self.at(arrives, Event::Heard { rank, message: Box::new(message) });
     }
 
     fn run_actions(&mut self, now: Instant) {
@@ -158,12 +164,14 @@ impl Job {
             let Reverse((now, number)) = self.events.pop().expect("something is under way");
             match self.all[number].take().expect("its event") {
                 Event::Told { rank, message, hops } => self.told(rank, &message, hops, now),
-                Event::Heard { rank, message: ToCoordinator::Hello(hello) } => {
-                    self.coordinator.hello(rank.into(), None, hello, OnSilence::Fail, now);
-                }
-                Event::Heard { rank, message } => {
-                    self.coordinator.message(rank.into(), message, now).expect("a message in its place");
-                }
+                Event::Heard { rank, message } => match *message {
+                    ToCoordinator::Hello(hello) => {
+                        self.coordinator.hello(rank.into(), None, hello, OnSilence::Fail, now);
+                    }
+                    message => {
+                        self.coordinator.message(rank.into(), message, now).expect("a message in its place");
+                    }
+                },
                 Event::Tick => {
                     self.coordinator.tick(now);
                     self.at(now + Liveness::default().heartbeat, Event::Tick);

@@ -327,8 +327,9 @@ impl Regroup {
         if self.listener.is_local() { OnSilence::Ignore } else { OnSilence::Fail }
     }
 
-    /// Connects to the rank that runs the coordinator. Also returns the address that answered. If that rank is gone or
-    /// has given up this regrouping, a retry is useless.
+    /// Connects to the rank that runs the coordinator. Also returns the address that answered. If that rank has given up
+    /// this regrouping, a retry is useless. If its process has ended, the refusals are no proof, since nothing is known
+    /// about its addresses here; the watch or the alarm reports the end.
     pub(super) async fn connect(
         &self,
         spec: &JoinSpec,

@@ -1,7 +1,7 @@
 //! A connection that reports when the other end's kernel last acknowledged data, while tasks read and write it.
 
 use std::io;
-use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::net::{Shutdown, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
@@ -20,7 +20,7 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     fn tcp_handle(&self) -> Option<TcpHandle>;
 
     /// Returns the addresses of this end and of the other. `None` within a process.
-    fn ends(&self) -> Option<[IpAddr; 2]>;
+    fn ends(&self) -> Option<[SocketAddr; 2]>;
 }
 
 /// A stream of any kind.
@@ -31,7 +31,7 @@ impl Stream for DuplexStream {
         None
     }
 
-    fn ends(&self) -> Option<[IpAddr; 2]> {
+    fn ends(&self) -> Option<[SocketAddr; 2]> {
         None
     }
 }
@@ -41,7 +41,7 @@ impl<S: Stream> Stream for Sealed<S> {
         self.inner().tcp_handle()
     }
 
-    fn ends(&self) -> Option<[IpAddr; 2]> {
+    fn ends(&self) -> Option<[SocketAddr; 2]> {
         self.inner().ends()
     }
 }
@@ -89,12 +89,14 @@ struct Connection(Arc<TcpStream>);
 impl Stream for Connection {
     fn tcp_handle(&self) -> Option<TcpHandle> {
         // Both ends on one host share a kernel, which answers as long as the host runs at all.
-        self.ends().filter(|[here, there]| here != there).map(|_| TcpHandle(Arc::downgrade(&self.0)))
+        self.ends()
+            .filter(|[here, there]| here.ip() != there.ip())
+            .map(|_| TcpHandle(Arc::downgrade(&self.0)))
     }
 
-    fn ends(&self) -> Option<[IpAddr; 2]> {
+    fn ends(&self) -> Option<[SocketAddr; 2]> {
         let [here, there] = [self.0.local_addr().ok()?, self.0.peer_addr().ok()?];
-        Some([here, there].map(|at| at.ip().to_canonical()))
+        Some([here, there].map(|at| SocketAddr::new(at.ip().to_canonical(), at.port())))
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use kolo_transport::foreign::printable;
@@ -63,6 +64,8 @@ pub(crate) struct Hello {
     pub(crate) source: String,
     /// Address at which others reach the rank without the coordinator, if it has a listener.
     pub(crate) listener: Option<ListenerAddress>,
+    /// The ends of this connection as the rank sees them, its own first. `None` within a process.
+    pub(crate) ends: Option<[SocketAddr; 2]>,
 }
 
 /// A message from a rank to the coordinator.

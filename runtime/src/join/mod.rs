@@ -37,7 +37,7 @@ pub use crate::job::DEFAULT_JOIN_TIMEOUT;
 use crate::job::{JobSecret, Liveness, MAX_WORLD_SIZE, MOST_PATIENCE};
 
 pub use addresses::own_addresses;
-pub(crate) use addresses::{host_key, hostname};
+pub(crate) use addresses::{address_towards, host_key, hostname};
 pub use board::Board;
 pub use env::process_environment;
 pub use launcher::{Launched, launched};

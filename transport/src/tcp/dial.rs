@@ -56,8 +56,8 @@ pub(super) struct Dial {
     was_heard: bool,
     /// Time since which there has been no descriptor for the next attempt.
     hungry_since: Option<Instant>,
-    /// The relay, while it is not being asked. It is asked at its set time, unless an address has let this end connect,
-    /// and for the first time also as the last hope.
+    /// The relay, while it is not being asked. It is asked at its set time, or later if an address has let this end
+    /// connect, and for the first time also as the last hope.
     relay: Option<Detour>,
 }
 
@@ -72,6 +72,8 @@ struct Attempt {
     /// The relay, if the attempt goes through one.
     detour: Option<Detour>,
     sent: usize,
+    /// Time at which the first bytes of the hello were sent.
+    said_at: Option<Instant>,
     answer: [u8; ANSWER_BYTES],
     received: usize,
     congestion: String,
@@ -161,9 +163,14 @@ impl Dial {
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
         let next = if self.waiting.is_empty() { None } else { Some(self.next_at()) };
         let silent = self.attempts.iter().filter(|a| a.is_silent()).map(|a| a.since + options.dial_timeout);
-        // The relay is not asked while an answer to a hello may come.
-        let relay = self.relay.as_ref().filter(|_| !self.has_begun_hello()).map(|relay| relay.at);
-        silent.chain(next).chain(relay).min()
+        silent.chain(next).chain(self.relay_at(options)).min()
+    }
+
+    /// Returns the time at which the relay is asked. A peer that may have the hello first has time to answer.
+    fn relay_at(&self, options: &TcpOptions) -> Option<Instant> {
+        let said_at = self.attempts.iter().filter_map(|attempt| attempt.said_at).min();
+        let at = self.relay.as_ref()?.at;
+        Some(said_at.map_or(at, |said_at| at.max(said_at + options.dial_timeout)))
     }
 
     /// Returns whether the hello has been sent on a connection, so that an answer may come.
@@ -204,7 +211,7 @@ impl Dial {
         let mut at = 0;
         while at < self.attempts.len() {
             let attempt = &mut self.attempts[at];
-            match attempt.step(&self.hello, &self.key, self.target) {
+            match attempt.step(&self.hello, &self.key, self.target, now) {
                 Ok(true) => {
                     let attempt = self.attempts.swap_remove(at);
                     return Dialed::Connected(Connected {
@@ -261,10 +268,11 @@ impl Dial {
         opened: &mut impl FnMut(&Socket),
     ) -> std::io::Result<()> {
         let is_last_hope = self.attempts.is_empty() && self.waiting.is_empty();
-        let is_due = |relay: &mut Detour| now >= relay.at || is_last_hope && !relay.is_repeated;
-        if !self.has_begun_hello()
-            && let Some(detour) = self.relay.take_if(is_due)
-        {
+        let is_due = self.relay_at(options).is_some_and(|at| now >= at);
+        if let Some(mut detour) = self.relay.take_if(|relay| is_due || is_last_hope && !relay.is_repeated) {
+            if !detour.is_repeated {
+                detour.until = now + options.dial_timeout;
+            }
             match Attempt::by_relay(detour, now, options) {
                 Ok(attempt) => {
                     opened(&attempt.socket);
@@ -393,6 +401,7 @@ impl Attempt {
             calling: None,
             detour: None,
             sent: 0,
+            said_at: None,
             answer: [0; ANSWER_BYTES],
             received: 0,
             congestion,
@@ -411,6 +420,7 @@ impl Attempt {
             calling: Some(Calling::new(&call, options)),
             detour: Some(detour),
             sent: 0,
+            said_at: None,
             answer: [0; ANSWER_BYTES],
             received: 0,
             congestion,
@@ -424,7 +434,13 @@ impl Attempt {
     }
 
     /// Makes progress; returns whether the peer has welcomed this end.
-    fn step(&mut self, hello: &[u8; HELLO_BYTES], key: &Key, target: u64) -> Result<bool, Broken> {
+    fn step(
+        &mut self,
+        hello: &[u8; HELLO_BYTES],
+        key: &Key,
+        target: u64,
+        now: Instant,
+    ) -> Result<bool, Broken> {
         let early = |error: Option<std::io::Error>| {
             Broken::Early(error.map_or_else(|| "closed before it answered".into(), |error| error.to_string()))
         };
@@ -444,7 +460,10 @@ impl Attempt {
         // A socket that is still connecting blocks, and returns its error if connecting failed.
         while self.sent < HELLO_BYTES {
             match socket::send_bytes(&self.socket, &hello[self.sent..]) {
-                Ok(bytes) => self.sent += bytes,
+                Ok(bytes) => {
+                    self.sent += bytes;
+                    self.said_at.get_or_insert(now);
+                }
                 Err(Stop::Blocked) => return Ok(false),
                 Err(Stop::Closed(Some(error))) if self.sent == 0 => {
                     let text = error.to_string();

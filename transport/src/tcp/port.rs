@@ -37,6 +37,10 @@ pub const OWNER_IS_FULL: u32 = 4;
 /// hold.
 const MAIL_MAX: usize = 4096;
 
+/// Maximum number of connections with one hello that wait. A rank sends its hello again where the first connection does not
+/// bring an answer, and that one may have broken unseen. Further ones are strangers' copies.
+const COPIES_MAX: usize = 2;
+
 /// Maximum number of jobs whose late connections are told that an endpoint is gone.
 const KEYS_MAX: usize = 16;
 
@@ -68,9 +72,16 @@ pub(super) struct Mail {
 #[derive(Debug)]
 struct Mailbox {
     key: Key,
-    mail: Mutex<Vec<Mail>>,
+    mail: Mutex<Sack>,
     has_news: AtomicBool,
     bell: OwnedFd,
+}
+
+#[derive(Debug, Default)]
+struct Sack {
+    all: Vec<Mail>,
+    /// Number of connections with each hello.
+    copies: HashMap<[u8; HELLO_BYTES], usize>,
 }
 
 /// An endpoint's registration at a port, until it is dropped.
@@ -186,12 +197,7 @@ impl Port {
 
 impl Mailbox {
     fn put(&self, mail: Mail) {
-        let mut all = self.mail.lock().unwrap_or_else(PoisonError::into_inner);
-        // A hello that comes twice is a stranger's copy, which must not take the room of others.
-        if all.len() < MAIL_MAX && all.iter().all(|other| other.hello != mail.hello) {
-            all.push(mail);
-        }
-        drop(all);
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner).put(mail);
         self.ring();
     }
 
@@ -200,6 +206,24 @@ impl Mailbox {
         self.has_news.store(true, Ordering::Release);
         // If the counter is full, the bell has rung already.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+}
+
+impl Sack {
+    /// Adds a connection if there is room. Copies of one hello take the room of each other, not that of others.
+    fn put(&mut self, mail: Mail) {
+        if self.all.len() >= MAIL_MAX {
+            return;
+        }
+        let copies = self.copies.entry(mail.hello).or_default();
+        if *copies == COPIES_MAX {
+            let has_ended = |other: &Mail| other.hello == mail.hello && socket::is_at_end(&other.socket);
+            let Some(ended) = self.all.iter().position(has_ended) else { return };
+            self.all[ended] = mail;
+        } else {
+            *copies += 1;
+            self.all.push(mail);
+        }
     }
 }
 
@@ -225,7 +249,7 @@ impl Lodging {
         }
         // Epoll reports edges: a ring after this read is a new event.
         let _ = rustix::io::read(&self.mailbox.bell, &mut [0; 8]);
-        std::mem::take(&mut *self.mailbox.mail.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.mailbox.mail.lock().unwrap_or_else(PoisonError::into_inner)).all
     }
 
     /// Returns the time since which connections have waited without a descriptor, and the error.
@@ -381,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn all_connections_that_came_between_two_polls_are_judged_and_copies_of_a_hello_are_dropped() {
+    fn all_connections_that_came_between_two_polls_are_judged_and_further_copies_of_a_hello_are_dropped() {
         let process = Process::new();
         let mut end = process.endpoint(1);
         let (stream, from) = (process.knock(), process.port.at());
@@ -393,8 +417,29 @@ mod tests {
         let mut arrivals = Vec::new();
         end.acceptor.step(&end.me, Instant::now(), &end.options, |_| {}, &mut arrivals).unwrap();
         let channels: HashSet<u16> = arrivals.iter().map(|arrival| arrival.hello.channel).collect();
-        assert_eq!((arrivals.len(), channels.len()), (count.into(), count.into()));
+        assert_eq!((arrivals.len(), channels.len()), (usize::from(count) + COPIES_MAX - 1, count.into()));
         assert_eq!(end.rejected_connections().count, 0);
+    }
+
+    #[test]
+    fn a_connection_takes_the_place_of_a_broken_one_with_the_same_hello() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut mailbox = Sack::default();
+        let mut call = || {
+            let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (far, from) = listener.accept().unwrap();
+            let socket = Socket::from(far.try_clone().unwrap());
+            mailbox.put(Mail { socket, from, hello: [5; HELLO_BYTES] });
+            (near, far)
+        };
+        for _ in 0..5 {
+            let (near, mut far) = call();
+            drop(near);
+            assert_eq!(far.read(&mut [0]).unwrap(), 0, "it has ended");
+        }
+        let (near, _) = call();
+        let waiting: Vec<SocketAddr> = mailbox.all.iter().map(|mail| mail.from).collect();
+        assert!(waiting.len() == COPIES_MAX && waiting.contains(&near.local_addr().unwrap()), "{waiting:?}");
     }
 
     #[test]

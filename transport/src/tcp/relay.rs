@@ -7,8 +7,9 @@
 //! and messages, as on a direct connection. The lower rank is the dialer, as in `turns`. The relay learns nothing
 //! that would let it pose as a rank.
 //!
-//! An end asks the relay after no address has let it connect for a while, and at once for peers that it met at a
-//! relay before. Every byte passes the network of the relay's host twice.
+//! An end asks the relay after no address has let it connect for a while, or after an address has taken its hello but
+//! not answered for much longer, and at once for peers that it met at a relay before. Every byte passes the network of
+//! the relay's host twice.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -81,10 +81,13 @@ pub(super) fn recv_bytes(socket: &Socket, bytes: &mut [u8]) -> Result<usize, Sto
     recv(socket, &mut io)
 }
 
-/// Returns whether the peer has closed and everything it sent has been read.
+/// Returns whether the peer has closed, and everything it sent has been read, or the connection has broken.
 pub(super) fn is_at_end(socket: &Socket) -> bool {
     let mut byte = [std::mem::MaybeUninit::uninit(); 1];
-    matches!(socket.recv_with_flags(&mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT), Ok(0))
+    match socket.recv_with_flags(&mut byte, libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+        Ok(bytes) => bytes == 0,
+        Err(error) => !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted),
+    }
 }
 
 /// Returns the number of bytes that the peer's kernel has not acknowledged.

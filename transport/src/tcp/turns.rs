@@ -7,8 +7,9 @@
 //! 1. The higher rank welcomes the lower's hello even while it dials itself, and gives its own dial up.
 //! 2. The lower rank welcomes the higher's hello unless its own hello is on its way, which the higher rank may have
 //!    welcomed. In that case the arrival stays pending until the lower rank's dial has succeeded or failed, or for
-//!    [`dial_timeout`](super::options::TcpOptions): a higher rank that had received the lower's hello would have answered it by then, so
-//!    something on the way has taken it.
+//!    [`dial_timeout`](super::options::TcpOptions). By then, a higher rank that polls would have answered the lower's
+//!    hello, so something on the way has taken it. A higher rank that does not poll finds the welcome first when it
+//!    polls again, and rejects the hello behind it as a duplicate.
 //!
 //! The end whose dial won dials the next channels to that peer at once, and the other end waits for it.
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kolo_transport::tcp::own_addresses;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::listener::{ConnectError, ListenerAddress, Locality};
 use crate::control::connect::dial;
@@ -17,28 +18,64 @@ use crate::job::limits::MAX_LISTENER_ADDRESSES;
 /// Time between the starts of attempts on several addresses.
 const STAGGER: Duration = Duration::from_millis(20);
 
+/// Least time in which the other addresses of a listener can show that its process lives after all, once the address
+/// that is known to lead to its host has refused.
+const SECOND_LOOK: Duration = Duration::from_millis(100);
+
 /// Connects to a listener's port. The member is gone if the address that is known to lead to its host refuses the
-/// connection or belongs to another process, refused if all others do so, and silent if one does not answer.
+/// connection or belongs to another process and no other address lets this process connect soon. It is refused if all
+/// addresses refuse and none is known, and silent if one does not answer.
 pub(super) async fn connect_to_port(
     at: &ListenerAddress,
     locality: Locality,
     credentials: Credentials,
     patience: Duration,
 ) -> Result<(BoxedStream, SocketAddr), ConnectError> {
-    let own = own_addresses().unwrap_or_default();
+    let candidates = at.candidates(locality, || own_addresses().unwrap_or_default());
+    connect_to_one(&candidates, locality, &credentials, patience).await
+}
+
+async fn connect_to_one(
+    candidates: &[SocketAddr],
+    locality: Locality,
+    credentials: &Credentials,
+    patience: Duration,
+) -> Result<(BoxedStream, SocketAddr), ConnectError> {
+    let is_proven = |at: SocketAddr| locality == Locality::Proven(at.ip());
+    let begun = Instant::now();
+    let outcome = race(candidates, STAGGER, is_proven, credentials, patience).await;
+    let Err(gone @ ConnectError::Gone(_)) = outcome else { return outcome };
+    // A firewall may refuse connections to a live process on one network and let them through on another.
+    let others: Vec<_> = candidates.iter().copied().filter(|at| !is_proven(*at)).collect();
+    // A refusal takes one round trip, and a handshake a few.
+    let patience = patience.min(SECOND_LOOK.max(4 * begun.elapsed()));
+    let others = race(&others, Duration::ZERO, is_proven, credentials, patience);
+    match tokio::time::timeout(patience, others).await {
+        Ok(Ok(connected)) => Ok(connected),
+        _ => Err(gone),
+    }
+}
+
+/// Tries all addresses, each a little after the one before. The first answer counts, and so does a refusal of the proven
+/// address.
+async fn race(
+    candidates: &[SocketAddr],
+    stagger: Duration,
+    is_proven: impl Fn(SocketAddr) -> bool,
+    credentials: &Credentials,
+    patience: Duration,
+) -> Result<(BoxedStream, SocketAddr), ConnectError> {
     let mut attempts = JoinSet::new();
-    for (i, address) in at.candidates(locality, &own).into_iter().enumerate() {
-        let credentials = credentials.clone();
+    for (i, &address) in candidates.iter().enumerate() {
+        let (credentials, is_proven) = (credentials.clone(), is_proven(address));
         attempts.spawn(async move {
-            tokio::time::sleep(STAGGER * i as u32).await;
-            attempt(address, &credentials, patience).await.map(|stream| (stream, address)).map_err(|error| {
-                match error {
-                    ConnectError::Refused(text) if locality == Locality::Proven(address.ip()) => {
-                        ConnectError::Gone(format!("{text}: its process has ended"))
-                    }
-                    other => other,
+            tokio::time::sleep(stagger * i as u32).await;
+            match attempt(address, &credentials, patience).await {
+                Err(ConnectError::Refused(text)) if is_proven => {
+                    Err(ConnectError::Gone(format!("{text}: its process has ended")))
                 }
-            })
+                outcome => outcome.map(|stream| (stream, address)),
+            }
         });
     }
     let mut worst = None;
@@ -58,7 +95,7 @@ impl ListenerAddress {
     /// Returns the addresses to try from this host, the known one first. If this host has the listener's key, loopback
     /// is the first. Addresses that this host has too (`own`) lead back here, and are tried only if there are no others:
     /// then the two may be containers that share their network.
-    fn candidates(&self, locality: Locality, own: &[IpAddr]) -> Vec<SocketAddr> {
+    fn candidates(&self, locality: Locality, own: impl FnOnce() -> Vec<IpAddr>) -> Vec<SocketAddr> {
         let first = match locality {
             Locality::Proven(ip) => Some(ip),
             Locality::SameHost => Some(Ipv4Addr::LOCALHOST.into()),
@@ -70,6 +107,7 @@ impl ListenerAddress {
         if locality == Locality::Proven(Ipv4Addr::LOCALHOST.into()) {
             return ways;
         }
+        let own = own();
         let far = || self.addresses.iter().filter(|at| !at.ip().is_loopback() && Some(at.ip()) != first);
         ways.extend(far().filter(|at| !own.contains(&at.ip())));
         if ways.is_empty() {
@@ -118,7 +156,9 @@ async fn attempt(
 
 #[cfg(test)]
 mod tests {
+    use super::super::listener::Listener;
     use super::*;
+    use crate::join::{JoinSpec, Locator};
 
     #[test]
     fn addresses_that_this_host_has_too_are_not_tried_on_other_hosts() {
@@ -126,7 +166,7 @@ mod tests {
         let mut at = ListenerAddress::sample(0);
         at.addresses = ips.map(|ip| SocketAddr::new(ip, 7)).to_vec();
         let tried = |locality, own: &[IpAddr]| -> Vec<IpAddr> {
-            at.candidates(locality, own).iter().map(SocketAddr::ip).collect()
+            at.candidates(locality, || own.to_vec()).iter().map(SocketAddr::ip).collect()
         };
         assert_eq!(tried(Locality::OtherHost, &ips[1..]), ips[..1], "both hosts have a bridge");
         assert_eq!(tried(Locality::OtherHost, &ips), ips[..2], "containers that share a network");
@@ -134,5 +174,42 @@ mod tests {
         assert_eq!(tried(Locality::SameHost, &ips[1..]), [ips[2], ips[0]], "perhaps a clone of this host");
         assert_eq!(tried(Locality::Proven(ips[2]), &[]), ips[2..]);
         assert_eq!(tried(Locality::Proven(ips[1]), &[]), [ips[1], ips[0]]);
+    }
+
+    #[test]
+    fn the_addresses_of_this_host_are_not_asked_for_where_loopback_is_proven() {
+        let proven = Locality::Proven(Ipv4Addr::LOCALHOST.into());
+        let tried = ListenerAddress::sample(0).candidates(proven, || unreachable!("they do not matter"));
+        assert_eq!(tried.len(), 1);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_process_is_not_gone_if_another_of_its_addresses_lets_this_one_connect() {
+        let mut spec = JoinSpec::new(0, 2, Locator::Local(Default::default()), "a test");
+        spec.one_host = true;
+        let listener = Listener::open_port(&spec).await.unwrap();
+        let credentials = listener.address().credentials(&spec);
+        let port = listener.address().port().unwrap();
+        // Of these, the listener has only the last.
+        let all = [2, 3, 1].map(|last| SocketAddr::from(([127, 0, 0, last], port)));
+        let locality = Locality::Proven(all[0].ip());
+        let patience = Duration::from_secs(20);
+        let connect = |all| connect_to_one(all, locality, &credentials, patience);
+        let reached = connect(&all).await.map(|(_, at)| at);
+        assert_eq!(reached.map_err(ConnectError::text), Ok(all[2]));
+        let outcome = connect(&all[..2]).await.err();
+        assert!(matches!(outcome, Some(ConnectError::Gone(_))), "{outcome:?}");
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn other_addresses_that_are_silent_keep_a_process_that_is_gone_for_a_short_while() {
+        let mute = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let open = mute.local_addr().unwrap();
+        let all = [SocketAddr::from(([127, 0, 0, 2], open.port())), open];
+        let (locality, patience) = (Locality::Proven(all[0].ip()), Duration::from_secs(20));
+        let begun = Instant::now();
+        let outcome = connect_to_one(&all, locality, &Credentials::default(), patience).await.err();
+        assert!(matches!(outcome, Some(ConnectError::Gone(_))), "{outcome:?}");
+        assert!(begun.elapsed() < patience / 2, "{:?}", begun.elapsed());
     }
 }
