@@ -13,8 +13,8 @@ use kolo_collectives::window::Symmetric;
 use super::plan_files::{Asked, PlanFile, PlanFiles};
 use super::recent::Recent;
 use crate::call::{Call, Counts, Forced};
-use crate::config::{Config, Determinism};
-use crate::engine::STAGE_SEGMENTS;
+use crate::config::{Config, Determinism, TransportKind};
+use crate::engine::{STAGE_SEGMENTS, channels_per_operation};
 use crate::error::{Error, ErrorContext, Result};
 use crate::network::{Between, Knowledge};
 use crate::reduce::DefaultFloats;
@@ -60,6 +60,13 @@ pub(crate) struct Limits {
     pub(crate) channels: u16,
     /// Whether the ranks of each host share memory that plans may use.
     pub(crate) stages: bool,
+}
+
+/// Returns the channels to a peer for one call of so many ranks, if `KOLO_TRANSPORT` allows all transports.
+#[must_use]
+pub fn default_channels(ranks: u32) -> u16 {
+    let offered = TransportKind::ALL.into_iter().map(|kind| kind.channels_max(ranks));
+    channels_per_operation(offered.min().unwrap_or(u16::MAX))
 }
 
 /// Chooses and caches plans for one communicator.
