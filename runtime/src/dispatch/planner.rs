@@ -149,9 +149,9 @@ impl Planner {
             limits,
             network: Knowledge::OneHost,
             speeds: None,
-            planned: Recent::new(),
-            selections: Recent::new(),
-            plans: Recent::new(),
+            planned: Recent::new(|planned: &Planned| steps(&planned.plan)),
+            selections: Recent::new(|_| 0),
+            plans: Recent::new(|plan: &Arc<Plan>| steps(plan)),
         })
     }
 
@@ -271,7 +271,8 @@ impl Planner {
         let is_alone = |speeds: &Vec<u32>| speeds.len() == self.hosts.len();
         self.speeds = network.between().and_then(Between::speeds).filter(is_alone).map(Into::into);
         self.network = network;
-        (self.planned, self.selections) = (Recent::new(), Recent::new());
+        self.planned.clear();
+        self.selections.clear();
     }
 
     /// Returns the knowledge of the network between the hosts.
@@ -337,6 +338,10 @@ impl Planner {
         apply_settings(&mut choice, self.segment_bytes, self.window);
         Ok(choice)
     }
+}
+
+fn steps(plan: &Plan) -> usize {
+    plan.lanes.iter().map(|lane| lane.len()).sum()
 }
 
 #[cfg(test)]
