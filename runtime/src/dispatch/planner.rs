@@ -88,7 +88,7 @@ pub(crate) struct Planner {
     speeds: Option<Arc<[u32]>>,
     /// By calls.
     planned: Recent<ChoiceKey, Planned>,
-    /// By calls from root 0, with buffers that lie apart.
+    /// By calls with buffers that lie apart, from root 0 unless the order of reduction is canonical.
     selections: Recent<ChoiceKey, Selected>,
     plans: Recent<PlanKey, Arc<Plan>>,
 }
