@@ -316,9 +316,13 @@ mod tests {
                 let params = crate::Params { channels, ..crate::Params::default() };
                 let hosts: Vec<u32> = (0..p).map(|rank| rank / 2).collect();
                 let task = Task::new(collective, p).with_params(params).with_hosts(hosts);
-                for algorithm in Algorithm::ALL.into_iter().filter(|a| a.supports(&task).is_ok()) {
-                    let most = algorithm.plans(&task).iter().map(|plan| plan.channels).max().unwrap_or(0);
-                    let announced = algorithm.channels(&task);
+                let tasks = [task.clone(), task.with_stages()];
+                for (task, algorithm) in tasks.iter().flat_map(|task| Algorithm::ALL.map(|a| (task, a))) {
+                    if algorithm.supports(task).is_err() {
+                        continue;
+                    }
+                    let most = algorithm.plans(task).iter().map(|plan| plan.channels).max().unwrap_or(0);
+                    let announced = algorithm.channels(task);
                     assert!(most <= announced, "{algorithm}, {collective}, {p} ranks: {most} > {announced}");
                     if most > 1 {
                         let with = |channels| algorithm.supports(&task.clone().with_channels(channels));

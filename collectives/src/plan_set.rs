@@ -31,8 +31,8 @@ const NAME_BYTES_MAX: usize = 200;
 /// Bytes of the longest element.
 const ELEMENT_BYTES_MAX: u64 = 8;
 
-/// Alignment of scratch: a block begins on a cache line of its own, unless a step names it together with the block
-/// before it.
+/// Alignment of scratch: a block begins on a cache line of its own, unless it is short and a step names it together with
+/// the block before it.
 pub const SCRATCH_ALIGN: usize = 64;
 
 /// Bytes that a block of scratch takes at most beyond its data, which it holds in whole elements.

@@ -414,6 +414,16 @@ mod tests {
     }
 
     #[test]
+    fn segments_in_flight_are_as_many_as_a_run_has_channels_for() {
+        let config = Config::default().with(|config| config.window = Some(64));
+        let call = "all_reduce -n 40 --hosts 40 -b 256M --no-steps";
+        for (algorithm, window) in [("circulant", 8), ("tree", 4)] {
+            let text = explained_with(&format!("{call} --algo {algorithm}"), &config).unwrap();
+            assert!(text.contains(&format!(", {window} in flight")), "{text}");
+        }
+    }
+
+    #[test]
     fn says_which_way_is_taken_here() {
         let way = |line: &str| {
             let text = explained(&format!("{line} --no-steps")).unwrap();

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use clap::Args;
 use kolo::internal::profile::Rates;
+use kolo::internal::selection::default_channels;
 use kolo_collectives::layout::Shape;
 use kolo_collectives::model::HostRate;
 use kolo_collectives::plan::{Collective, Cut, Plan};
@@ -49,7 +50,8 @@ pub(crate) struct CallArgs {
 }
 
 impl CallArgs {
-    /// Makes the task; `hosts` gives the host of each rank. The ranks of a host share memory, as the constants assume.
+    /// Makes the task; `hosts` gives the host of each rank. The ranks of a host share memory, as the constants assume, and
+    /// there are as many channels as the default transports offer.
     pub(crate) fn task(&self, hosts: Vec<u32>) -> Result<Task> {
         let ranks = hosts.len() as u32;
         if ranks == 0 {
@@ -66,6 +68,7 @@ impl CallArgs {
         } else {
             0
         });
+        let task = task.with_channels(default_channels(ranks));
         let several = hosts.iter().any(|host| *host != hosts[0]);
         let task = if several { task.with_hosts(hosts) } else { task };
         // A rank alone shares memory with nobody.

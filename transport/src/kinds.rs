@@ -1,6 +1,7 @@
 //! Table of the transports by name: each has one folder, and one row of the table below.
 //!
-//! A folder provides `FEATURES`, the facts that are known before an endpoint is opened, and `open`, which opens one.
+//! A folder provides `FEATURES` and `channels_max`, the facts that are known before an endpoint is opened, and `open`, which
+//! opens one.
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;
@@ -50,6 +51,14 @@ macro_rules! table {
             pub const fn features(self) -> &'static Features {
                 match self {
                     $(Self::$kind => &crate::$folder::FEATURES,)+
+                }
+            }
+
+            /// Returns the most channels to one peer in a world of this size, which are known before an endpoint is opened.
+            #[must_use]
+            pub fn channels_max(self, world_size: u32) -> u16 {
+                match self {
+                    $(Self::$kind => crate::$folder::channels_max(world_size),)+
                 }
             }
 
@@ -103,7 +112,10 @@ mod tests {
         for kind in TransportKind::ALL {
             assert_eq!(TransportKind::named(kind.name()), Some(kind));
             match kind.open(0, 1, &Options::default()) {
-                Ok(endpoint) => assert_eq!(endpoint.caps().name, kind.name()),
+                Ok(endpoint) => {
+                    assert_eq!(endpoint.caps().name, kind.name());
+                    assert_eq!(endpoint.caps().channels_max, kind.channels_max(1));
+                }
                 Err(refused) => println!("{}: {refused}", kind.name()),
             }
         }

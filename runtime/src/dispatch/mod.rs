@@ -11,8 +11,8 @@ use kolo_collectives::select::Choice;
 
 pub(crate) use last_call::{Known, LastCall};
 pub use plan_files::serving_plans;
-pub use planner::apply_settings;
 pub(crate) use planner::{Limits, Planner};
+pub use planner::{apply_settings, default_channels};
 
 use crate::call::Call;
 use crate::exchange::compiled::CompiledExchange;

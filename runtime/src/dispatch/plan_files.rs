@@ -39,7 +39,7 @@ pub(crate) struct PlanFile {
 }
 
 /// Returns the first file that serves a call, as communicators find it: for ranks on these hosts, whose names are not known,
-/// with transports that have channels enough. There is none if `overrides` ask for an algorithm.
+/// with the channels of the task. There is none if `overrides` ask for an algorithm.
 #[must_use]
 pub fn serving_plans(
     loaded: &[LoadedPlans],
@@ -49,7 +49,7 @@ pub fn serving_plans(
     order: Order,
     overrides: &Overrides,
 ) -> Option<LoadedPlans> {
-    let limits = Limits { channels: u16::MAX, stages: task.stages };
+    let limits = Limits { channels: task.channels, stages: task.stages };
     let files = PlanFiles::new(loaded, (0, hosts), None, limits, order == Order::Canonical);
     let asked =
         Asked { collective: task.collective, root: task.root, bytes, irregular: task.shards.is_some() };

@@ -13,8 +13,8 @@ use kolo_collectives::window::Symmetric;
 use super::plan_files::{Asked, PlanFile, PlanFiles};
 use super::recent::Recent;
 use crate::call::{Call, Counts, Forced};
-use crate::config::{Config, Determinism};
-use crate::engine::STAGE_SEGMENTS;
+use crate::config::{Config, Determinism, TransportKind};
+use crate::engine::{STAGE_SEGMENTS, channels_per_operation};
 use crate::error::{Error, ErrorContext, Result};
 use crate::network::{Between, Knowledge};
 use crate::reduce::DefaultFloats;
@@ -62,6 +62,13 @@ pub(crate) struct Limits {
     pub(crate) stages: bool,
 }
 
+/// Returns the channels to a peer for one call of so many ranks, if `KOLO_TRANSPORT` allows all transports.
+#[must_use]
+pub fn default_channels(ranks: u32) -> u16 {
+    let offered = TransportKind::ALL.into_iter().map(|kind| kind.channels_max(ranks));
+    channels_per_operation(offered.min().unwrap_or(u16::MAX))
+}
+
 /// Chooses and caches plans for one communicator.
 #[derive(Debug)]
 pub(crate) struct Planner {
@@ -81,7 +88,7 @@ pub(crate) struct Planner {
     speeds: Option<Arc<[u32]>>,
     /// By calls.
     planned: Recent<ChoiceKey, Planned>,
-    /// By calls from root 0, with buffers that lie apart.
+    /// By calls with buffers that lie apart, from root 0 unless the order of reduction is canonical.
     selections: Recent<ChoiceKey, Selected>,
     plans: Recent<PlanKey, Arc<Plan>>,
 }
@@ -142,9 +149,9 @@ impl Planner {
             limits,
             network: Knowledge::OneHost,
             speeds: None,
-            planned: Recent::new(),
-            selections: Recent::new(),
-            plans: Recent::new(),
+            planned: Recent::new(|planned: &Planned| steps(&planned.plan)),
+            selections: Recent::new(|_| 0),
+            plans: Recent::new(|plan: &Arc<Plan>| steps(plan)),
         })
     }
 
@@ -264,7 +271,8 @@ impl Planner {
         let is_alone = |speeds: &Vec<u32>| speeds.len() == self.hosts.len();
         self.speeds = network.between().and_then(Between::speeds).filter(is_alone).map(Into::into);
         self.network = network;
-        (self.planned, self.selections) = (Recent::new(), Recent::new());
+        self.planned.clear();
+        self.selections.clear();
     }
 
     /// Returns the knowledge of the network between the hosts.
@@ -330,6 +338,10 @@ impl Planner {
         apply_settings(&mut choice, self.segment_bytes, self.window);
         Ok(choice)
     }
+}
+
+fn steps(plan: &Plan) -> usize {
+    plan.lanes.iter().map(|lane| lane.len()).sum()
 }
 
 #[cfg(test)]

@@ -3,10 +3,14 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// The entries used last: at least [`MOST`] of them, and at most twice as many.
+/// The entries used last: [`MOST`] of them, or as many as have [`MOST_STEPS`] steps if those are fewer, and at most twice
+/// as many.
 #[derive(Debug)]
 pub(super) struct Recent<K, V> {
+    /// Steps of the plan in an entry.
+    steps_of: fn(&V) -> usize,
     young: HashMap<K, V>,
+    young_steps: usize,
     /// Entries that have not been used since `young` was last empty.
     old: HashMap<K, V>,
 }
@@ -15,9 +19,12 @@ pub(super) struct Recent<K, V> {
 /// sizes or roots must not use ever more memory.
 const MOST: usize = 1024;
 
+/// Number of steps that are always remembered, with 12 MiB. In a job of a thousand ranks, one plan may have thousands.
+const MOST_STEPS: usize = 1 << 18;
+
 impl<K: Eq + Hash, V: Clone> Recent<K, V> {
-    pub(super) fn new() -> Self {
-        Self { young: HashMap::new(), old: HashMap::new() }
+    pub(super) fn new(steps_of: fn(&V) -> usize) -> Self {
+        Self { steps_of, young: HashMap::new(), young_steps: 0, old: HashMap::new() }
     }
 
     /// Returns an entry, which counts as used.
@@ -32,10 +39,18 @@ impl<K: Eq + Hash, V: Clone> Recent<K, V> {
 
     /// Adds an entry.
     pub(super) fn insert(&mut self, key: K, value: V) {
-        if self.young.len() >= MOST {
+        let steps = (self.steps_of)(&value);
+        if self.young.len() >= MOST || self.young_steps + steps > MOST_STEPS {
             self.old = std::mem::take(&mut self.young);
+            self.young_steps = 0;
         }
+        self.young_steps += steps;
         self.young.insert(key, value);
+    }
+
+    /// Removes all entries.
+    pub(super) fn clear(&mut self) {
+        (self.young, self.young_steps, self.old) = (HashMap::new(), 0, HashMap::new());
     }
 
     /// Returns the number of entries.
@@ -51,7 +66,7 @@ mod tests {
 
     #[test]
     fn entries_in_use_stay_and_others_go() {
-        let mut recent = Recent::new();
+        let mut recent = Recent::new(|_| 0);
         recent.insert(usize::MAX, 0);
         for key in 0..10 * MOST {
             recent.insert(key, key);
@@ -61,5 +76,17 @@ mod tests {
             assert_eq!(recent.get(&before), Some(before));
         }
         assert_eq!(recent.get(&0), None);
+    }
+
+    #[test]
+    fn few_entries_with_many_steps_stay() {
+        let mut recent = Recent::new(|steps: &usize| *steps);
+        for key in 0..100 {
+            recent.insert(key, MOST_STEPS / 8);
+            assert!(recent.len() <= 16);
+            assert!((0..=key).rev().take(8).all(|key| recent.get(&key).is_some()), "the last 8 of {key}");
+        }
+        recent.insert(100, 2 * MOST_STEPS);
+        assert!(recent.get(&100).is_some() && recent.get(&99).is_some(), "a plan of any length stays");
     }
 }

@@ -12,6 +12,10 @@ use kolo_collectives::plan::{Action, Blocks, Cut, Plan, Space};
 use kolo_collectives::plan_set::SCRATCH_ALIGN;
 use kolo_transport::Piece;
 
+/// Length from which a scratch block has cache lines of its own. Shorter blocks that are sent together are one piece of
+/// memory; longer ones are cheap to send as several, and sums are faster where they begin with a line.
+const JOINED_BYTES: usize = 4096;
+
 /// The caller's memory for one operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffers {
@@ -83,7 +87,10 @@ impl Binding {
         };
         let scratch_offsets = (0..)
             .zip(joined(&plan))
-            .map(|(block, joined)| place_behind(layout.block(Space::Scratch, block, 0).len, joined))
+            .map(|(block, joined)| {
+                let elements = layout.block(Space::Scratch, block, 0).len;
+                place_behind(elements, joined && elements * element_bytes < JOINED_BYTES)
+            })
             .collect();
         let mut place = |elements| place_behind(elements, false);
         let side_by_side = matches!(shape, Shape::Vector { .. }) || layout.segments() == 1;
@@ -339,8 +346,8 @@ impl<I: Iterator<Item = Part>> Iterator for Merged<I> {
     }
 }
 
-/// Returns, for each scratch block, whether it lies right behind the one before it, so that they are one piece of memory:
-/// some step names both at once.
+/// Returns, for each scratch block, whether it lies right behind the one before it if it is short, so that they are one
+/// piece of memory: some step names both at once.
 fn joined(plan: &Plan) -> Vec<bool> {
     let mut joined = vec![false; plan.scratch.len()];
     for step in plan.lanes.iter().flatten() {
@@ -418,5 +425,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn long_blocks_begin_on_cache_lines() {
+        let task = Task::new(Collective::AllToAll, 16);
+        let memory = std::ptr::without_provenance_mut(1 << 20);
+        let buffers = Buffers { input: memory, output: memory };
+        let plan = Arc::new(Algorithm::Bruck.plan(&task, 0));
+        let count = JOINED_BYTES / 4 + 1;
+        let binding = Binding::new(Arc::clone(&plan), Shape::Blocks { count }, count, 4, Bounced::default());
+        let mut pieces = Vec::new();
+        for blocks in plan.lanes.iter().flatten().flat_map(|step| step.action.reads()).flatten() {
+            if blocks.space == Space::Scratch {
+                binding.pieces(blocks, 0, buffers, memory, &mut pieces);
+            }
+        }
+        assert!(!pieces.is_empty());
+        assert!(pieces.iter().all(|piece| (piece.ptr as usize).is_multiple_of(SCRATCH_ALIGN)), "{pieces:?}");
     }
 }

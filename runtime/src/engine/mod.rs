@@ -95,6 +95,11 @@ struct Slot {
     operation: Box<Operation>,
 }
 
+/// Returns the most channels that one operation may use, of those that the transports offer to a peer.
+pub(crate) const fn channels_per_operation(channels_max: u16) -> u16 {
+    (channels_max - 1 - TRANSFER_CHANNEL) / GROUPS
+}
+
 /// Runs operations and transfers over the links of one communicator.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -147,7 +152,7 @@ impl Engine {
 
     /// Returns the most transport channels that one operation may use.
     pub(crate) fn channels_per_operation(&self) -> u16 {
-        (self.channels_max - 1 - TRANSFER_CHANNEL) / GROUPS
+        channels_per_operation(self.channels_max)
     }
 
     /// Starts an operation, or queues it. `job.channel_base` and `job.area_base` are set here.

@@ -70,7 +70,7 @@ impl Table {
     }
 
     /// Returns the table for a job of some of the ranks, with its hosts numbered in the order of their first ranks. `None` if
-    /// nothing is known of the network between them.
+    /// the measurements between these hosts do not connect all of them.
     pub(crate) fn of(&self, ranks: &[u32]) -> Option<Self> {
         let mut numbers: Vec<u32> = Vec::new();
         let mut host_of = Vec::with_capacity(ranks.len());
@@ -92,8 +92,18 @@ impl Table {
             host_of: host_of.into(),
             took: self.took,
         };
-        let all: Vec<u32> = (0..ranks.len() as u32).collect();
-        table.between(&all).is_some().then_some(table)
+        (table.hosts > 1 && table.connects_all_hosts()).then_some(table)
+    }
+
+    fn connects_all_hosts(&self) -> bool {
+        let mut groups: Vec<u32> = (0..self.hosts).collect();
+        for (one, other) in self.samples.iter().map(|sample| sample.hosts) {
+            let (kept, gone) = (groups[one as usize], groups[other as usize]);
+            if kept != gone {
+                groups.iter_mut().filter(|group| **group == gone).for_each(|group| *group = kept);
+            }
+        }
+        groups.iter().all(|group| *group == groups[0])
     }
 
     /// Returns the entries for the hosts of some ranks of the job. `None` if they are on one host.
@@ -142,7 +152,7 @@ impl Table {
             let rate = stepped(rate(host)?.1, RATE_STEPS);
             Some(HostRate { out_bytes_per_second: rate, in_bytes_per_second: rate })
         };
-        // Either all hosts have a rate or none has.
+        // Every host has a rate, since the probe measures every host and [`Table::of`] loses none.
         let of_hosts: Option<Vec<HostRate>> = order.into_iter().map(of_host).collect();
         Some(Between {
             hosts: hosts as u32,
@@ -354,6 +364,27 @@ mod tests {
         // Hosts 1 and 2 have not been measured with each other.
         assert_eq!(whole.of(&[2, 3, 4]), None);
         assert!(whole.of(&[0, 2, 3, 4]).is_some() && whole.of(&[0, 1]).is_none());
+    }
+
+    #[test]
+    fn survivors_whose_hosts_are_not_connected_by_measurements_know_nothing() {
+        // The pairs of the probe: their numbers differ in one bit.
+        let pairs = (0..8).flat_map(|host| [1, 2, 4].map(|bit| (host, host ^ bit))).filter(|(a, b)| a < b);
+        let samples = pairs.map(|(one, other)| sample(one, other, 64e-6, 128e6)).collect();
+        let whole = Table::new((0..8).collect(), samples, Duration::from_millis(3)).unwrap();
+        for (survivors, is_known) in [
+            (&[0, 1, 6][..], false),
+            (&[0, 1, 6, 7][..], false),
+            (&[0, 1, 7, 6, 2][..], true),
+            (&[6, 7][..], true),
+            (&[0, 7][..], false),
+        ] {
+            let left = whole.of(survivors);
+            assert_eq!(left.is_some(), is_known, "{survivors:?}");
+            for between in left.iter().filter_map(|table| table.between(&[0, 1])) {
+                assert_eq!(between.rates.hosts.len(), 2, "{survivors:?}");
+            }
+        }
     }
 
     #[test]

@@ -75,6 +75,11 @@ pub(crate) const NAME: &str = "rdma";
 pub(crate) const FEATURES: Features =
     Features { name: NAME, shares_memory: false, uses_adapters: true, tries_paths: true };
 
+/// See [`TransportKind::channels_max`](crate::TransportKind::channels_max).
+pub(crate) const fn channels_max(_: u32) -> u16 {
+    wire::CHANNELS as u16
+}
+
 /// See [`TransportKind::open`](crate::TransportKind::open).
 pub(crate) fn open(rank: u32, world_size: u32, options: &Options) -> Result<Box<dyn Endpoint>, Error> {
     Ok(Box::new(RdmaEndpoint::new(rank, world_size, options.rdma.clone())?))

@@ -106,7 +106,7 @@ pub(crate) const RING_MAX_BYTES: usize = 4 << 20;
 /// Maximum number of channels to one peer, in a world of any size: the executor uses fewer lanes.
 pub(crate) const CHANNELS_MAX: u16 = 64;
 /// Minimum number of channels to one peer: one for messages, and 8 for each of the four groups of calls that the executor
-/// keeps apart, since its plans have up to 8 segments in flight. With fewer, all ranks of a large job would have fewer
+/// keeps apart, since its plans have up to 8 segments in flight, or 4 where a segment takes two channels. With fewer, all ranks of a large job would have fewer
 /// segments in flight, also between hosts. An unused channel costs address space only.
 const CHANNELS_MIN: usize = 33;
 /// Number of channels to all peers together for which memory is reserved. Even if all of them have the smallest ring,

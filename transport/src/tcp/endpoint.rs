@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorKind};
 use crate::pieces::{Eater, Pieces};
 
 /// Maximum number of channels per peer. Each is a connection, and thus a descriptor; plans use a few dozen at most.
-const CHANNELS_MAX: u16 = 256;
+pub(super) const CHANNELS_MAX: u16 = 256;
 
 /// Maximum number of bytes that a post hands to the kernel. The send buffer may take 4 MiB (the default) at once,
 /// which would be a long wait for the caller; a call of 1 MiB is long enough for its own cost not to matter.

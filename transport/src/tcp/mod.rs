@@ -79,6 +79,11 @@ pub(crate) const NAME: &str = "tcp";
 pub(crate) const FEATURES: Features =
     Features { name: NAME, shares_memory: false, uses_adapters: false, tries_paths: false };
 
+/// See [`TransportKind::channels_max`](crate::TransportKind::channels_max).
+pub(crate) const fn channels_max(_: u32) -> u16 {
+    endpoint::CHANNELS_MAX
+}
+
 /// See [`TransportKind::open`](crate::TransportKind::open).
 pub(crate) fn open(rank: u32, world_size: u32, options: &Options) -> Result<Box<dyn Endpoint>, Error> {
     Ok(Box::new(TcpEndpoint::new(rank, world_size, options.tcp.clone())?))
