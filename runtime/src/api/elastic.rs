@@ -158,8 +158,8 @@ impl Communicator {
         let (mut in_vain, mut coming, began) = (0, until, Instant::now());
         loop {
             // A rank whose time is over has none to make a communicator, so no rank begins.
-            let left =
-                self.decide(purpose, operation, if coming.is_over() { 0 } else { u64::MAX }, coming)?;
+            let flags = if coming.is_over() { 0 } else { u64::MAX };
+            let left = self.decide(purpose, operation, flags, coming)?;
             // All members have come. From now on, all of them decide when the time of one is over.
             coming = Until::Deciding(until.deadline());
             if left.flags == 0 {
@@ -209,9 +209,7 @@ impl Communicator {
                     }
                 }
                 (Err(error), made) => {
-                    if let Ok(made) = made {
-                        made.abort("the remaining ranks could not confirm it");
-                    }
+                    let _ = made.map(|made| made.abort("the remaining ranks could not confirm it"));
                     return Err(error);
                 }
             }
