@@ -92,6 +92,10 @@ impl Endpoint for Placed {
         unsafe { self.there().post_recv_if(on, tag, sink, token) }
     }
 
+    fn cancel_recvs(&mut self, on: Channel, events: &mut Vec<Event>) -> bool {
+        self.there().cancel_recvs(on, events)
+    }
+
     fn probe(&mut self, on: Channel) -> Result<(), Error> {
         self.there().probe(on)
     }
@@ -126,6 +130,10 @@ impl Endpoint for Placed {
 
     fn arm(&mut self, by: ParkBy) -> Armed<'_> {
         self.there().arm(by)
+    }
+
+    fn rouse(&mut self) {
+        self.inner.rouse();
     }
 
     fn disarm(&mut self) {
