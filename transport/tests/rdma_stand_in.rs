@@ -127,16 +127,23 @@ fn assert_blame([here, there]: [Error; 2], words: &[&str]) {
     assert_eq!((there.kind, there.peer), (ErrorKind::PeerLost, Some(0)), "{there}");
 }
 
+/// Returns two endpoints that keep registrations of watched memory; `None`, with a note, where memory cannot be watched.
+fn watched_ends(fake: &Fake) -> Option<[RdmaEndpoint; 2]> {
+    let ends = ends(&options(fake));
+    let policy = ends[0].registration_policy();
+    if policy == RegistrationPolicy::Watched {
+        return Some(ends);
+    }
+    println!("skipped: registrations are {policy}");
+    None
+}
+
 /// An explicit registration promises that its own memory stays, and nothing about the rest of a buffer.
 #[test]
 fn the_rest_of_a_buffer_of_which_a_part_is_registered_is_let_go_when_it_changes() {
     const LEN: usize = 2 << 20;
     let fake = Fake::new();
-    let mut ends = ends(&options(&fake));
-    if ends[0].registration_policy() != RegistrationPolicy::Watched {
-        println!("skipped: registrations are {}", ends[0].registration_policy());
-        return;
-    }
+    let Some(mut ends) = watched_ends(&fake) else { return };
     // SAFETY: the calls map new memory, which nobody else uses and which stays mapped.
     let [from, to] = [(); 2].map(|()| unsafe {
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -181,10 +188,7 @@ fn a_buffer_longer_than_all_that_is_kept_is_registered_for_its_message() {
 fn addresses_that_could_not_be_watched_are_tried_again() {
     const LEN: usize = 128 << 10;
     let fake = Fake::new();
-    let mut ends = ends(&options(&fake));
-    if ends[0].registration_policy() != RegistrationPolicy::Watched {
-        return println!("skipped: registrations are {}", ends[0].registration_policy());
-    }
+    let Some(mut ends) = watched_ends(&fake) else { return };
     let program = std::fs::File::open(std::env::current_exe().expect("a path")).expect("a file");
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: the calls map memory that nobody else uses; the second takes the place of the first.

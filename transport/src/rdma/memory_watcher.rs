@@ -310,8 +310,8 @@ impl Shared {
 
     /// Returns whether a change of watched memory is under way.
     fn is_changing(&self) -> bool {
-        // struct uffdio_copy: target, source, length, mode, bytes copied. The kernel refuses this, and by that question
-        // first.
+        // struct uffdio_copy: target, source, length, mode, bytes copied. The kernel checks for changes under way before it
+        // checks the range, so an empty range fails with EAGAIN during a change, and with EINVAL otherwise.
         let mut nothing = [0u64; 5];
         // SAFETY: the descriptor is a userfaultfd, and the argument has the form that the call requires. An empty range
         // is never copied.

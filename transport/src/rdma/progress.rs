@@ -281,7 +281,8 @@ pub(super) fn drain(
 /// The failures among the completions of a link.
 #[derive(Default)]
 struct Failures {
-    /// Invalid bytes of the peer. They count first, since nothing that comes after them counts.
+    /// Invalid bytes of the peer. They are reported first: the peer is then given up without another look at what it has
+    /// sent.
     corrupt: Option<Trouble>,
     first: Option<Trouble>,
     /// The first request that was flushed. Requests behind a failed one are, which says only that something failed;

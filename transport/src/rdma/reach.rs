@@ -12,17 +12,16 @@ use crate::tcp::is_neighbour;
 pub(super) type Pairs = Vec<(u8, u8)>;
 
 /// Pairs rails that reach each other, each rail with at most one other. Returns the pairs, and the reasons why rails of
-/// this side are in none.
+/// this side are in none. The lower rank's choice counts for both.
 ///
 /// # Errors
-/// If there are no pairs, with the same reasons. The lower rank's choice counts for both.
+/// If there are no pairs, with the same reasons.
 pub(super) fn pairs(ours: &[Rail], theirs: &[RailAddress]) -> Result<(Pairs, Vec<String>), String> {
     let devices: Vec<&str> = ours.iter().map(|rail| rail.device.as_str()).collect();
-    let (pairs, refused) =
-        paired(&devices, theirs.len(), |our, their| match reaches(&ours[our], &theirs[their]) {
-            Ok(()) => Ok(()),
-            Err(why) => Err(format!("{} to {}: {why}", devices[our], theirs[their].gid)),
-        });
+    let (pairs, refused) = paired(&devices, theirs.len(), |our, their| {
+        reaches(&ours[our], &theirs[their])
+            .map_err(|why| format!("{} to {}: {why}", devices[our], theirs[their].gid))
+    });
     if pairs.is_empty() { Err(refused.join("; ")) } else { Ok((pairs, refused)) }
 }
 

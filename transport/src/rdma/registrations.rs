@@ -63,7 +63,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// Returns whether the region is unused. Each such region is kept: those that are not kept are gone.
+    /// Returns whether the region is unused. A new region, whose first use has not been taken yet (stamp 0), is not; one
+    /// that is not kept is dropped with its last use.
     fn is_unused(&self) -> bool {
         self.users == 0 && self.pinned == 0 && self.stamp > 0
     }
@@ -387,7 +388,8 @@ impl Registrations {
         // Watching begins only now: pinning allocates pages that were never touched, which the watch would otherwise
         // have to handle. No change is missed, since the caller leaves the memory mapped while it is in use.
         let fits = self.fits(start, end);
-        let watcher = self.watcher.as_ref().filter(|_| fits);
+        // Changes of a device's memory are not reported.
+        let watcher = self.watcher.as_ref().filter(|_| fits && pages == Pages::Host);
         let watched = watcher.and_then(|watcher| watcher.add(start, end));
         if watcher.is_some() {
             self.unwatchable.retain(|known| end <= known.start || known.end <= start);
@@ -452,8 +454,9 @@ impl Registrations {
     }
 
     fn drop_unused(&mut self, number: u32) {
-        let held = self.take(number);
-        self.forget(held.number);
+        // Taking it ends its share of the counts of unused regions.
+        let used = self.take(number);
+        self.forget(used.number);
     }
 
     /// Drops all unused regions, when no more memory can be locked. Returns whether there were any.

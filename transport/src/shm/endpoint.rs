@@ -434,10 +434,7 @@ impl Endpoint for ShmEndpoint {
         if !lane.can_return() {
             return false;
         }
-        lane.take_back(|token| {
-            self.pending -= 1;
-            events.push(Event::Returned(token));
-        });
+        lane.take_back(&mut self.pending, events);
         true
     }
 

@@ -334,8 +334,8 @@ impl Exchange {
         (bell, value)
     }
 
-    /// Does the same for one of several threads of the owner, of which another may sleep already: returns the present
-    /// value of the bell. The thread must poll between this call and its sleep. The owner disarms after the last thread.
+    /// Arms for one of several threads of the owner, of which others may sleep already, and returns the present value of
+    /// the bell. The thread must poll between this call and its sleep. The owner disarms after the last thread.
     pub fn arm_thread(&mut self) -> (&AtomicU32, u32) {
         let (bell, _) = self.arm();
         (bell, bell.load(Ordering::Acquire))

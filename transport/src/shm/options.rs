@@ -105,9 +105,8 @@ pub(crate) const RING_MIN_BYTES: usize = 4096;
 pub(crate) const RING_MAX_BYTES: usize = 4 << 20;
 /// Maximum number of channels to one peer, in a world of any size: the executor uses fewer lanes.
 pub(crate) const CHANNELS_MAX: u16 = 64;
-/// Minimum number of channels to one peer: one for messages, and 8 for each of the four groups of calls that the executor
-/// keeps apart, since its plans have up to 8 segments in flight, or 4 where a segment takes two channels. With fewer, all ranks of a large job would have fewer
-/// segments in flight, also between hosts. An unused channel costs address space only.
+/// Minimum number of channels to one peer: one for messages, and 32 for calls, so that a large job need not have fewer
+/// segments in flight, between hosts too. An unused channel costs address space only.
 const CHANNELS_MIN: usize = 33;
 /// Number of channels to all peers together for which memory is reserved. Even if all of them have the smallest ring,
 /// they stay within a quarter of the default budget: 1024 x (4 KiB control + 4 KiB ring) = 8 MiB.
@@ -126,8 +125,8 @@ pub(crate) const CONTROL_BYTES: usize = 4096;
 /// rings for all channels if that is more: 8 MiB up to 128 local ranks, and 8 channels x 8 KiB for each local rank
 /// beyond.
 ///
-/// In a world of 32 ranks or more, a rank may open more channels than these. They get shares of what is left, and at
-/// least the floor, which may exceed the budget.
+/// In a world of 32 ranks or more, a rank may open more channels than these. The further ones get shares of what is left,
+/// and at least the floor, so that the sum may exceed the budget.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: usize,

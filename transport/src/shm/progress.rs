@@ -196,10 +196,7 @@ fn tell_waiting(
 
 /// Returns the receives of a lane whose first one does not fit the next message, and reports that message.
 pub(super) fn give_back(lane: &mut RecvLane, rank: u32, pending: &mut usize, events: &mut Vec<Event>) {
-    lane.take_back(|token| {
-        *pending -= 1;
-        events.push(Event::Returned(token));
-    });
+    lane.take_back(pending, events);
     if let Ok(Some((tag, len))) = lane.envelope() {
         events.push(Event::Waiting(Envelope { on: Channel { peer: rank, index: lane.channel }, tag, len }));
     }

@@ -12,7 +12,7 @@ use super::lane::{Handed, PIECE_COST_BYTES};
 use super::remote::Remote;
 use super::ring::{Consumer as RingConsumer, Corrupt, INLINE_BYTES};
 use super::tried::{Trial, Tried};
-use crate::endpoint::{Consumer, Fits, GRAIN_BYTES, Piece, Short, Sink, Token};
+use crate::endpoint::{Consumer, Event, Fits, GRAIN_BYTES, Piece, Short, Sink, Token};
 use crate::error::ErrorKind;
 
 /// Destination of a message.
@@ -278,12 +278,11 @@ impl RecvLane {
         self.queue.front().is_none_or(|message| message.conditional && message.arrived.is_none())
     }
 
-    /// Returns the receives, of which [`RecvLane::advance`] has reported the first as [`Trouble::Unfit`], or which
-    /// [can return](RecvLane::can_return).
-    pub(crate) fn take_back(&mut self, mut returned: impl FnMut(Token)) {
-        for message in self.queue.drain(..) {
-            returned(message.token);
-        }
+    /// Returns all receives. The first must be one that [`RecvLane::advance`] has reported as [`Trouble::Unfit`], or be
+    /// able to [return](RecvLane::can_return).
+    pub(crate) fn take_back(&mut self, pending: &mut usize, events: &mut Vec<Event>) {
+        *pending -= self.queue.len();
+        events.extend(self.queue.drain(..).map(|message| Event::Returned(message.token)));
     }
 
     /// Returns tag and length of the next message, if it has arrived. Valid only while no receive is posted.

@@ -77,8 +77,9 @@ impl SharedMemory {
 
     /// Replaces whole pages of this process's mapping, which are not private yet, by private copies, which other
     /// processes can no longer reach. Contents and addresses stay; bytes that others write at this moment may be in the
-    /// copy or not. The shared pages go back to the system piece by piece, so the copies need no further memory, unless
-    /// the program has locked its memory (`mlockall`). Other processes then read zeroes there. Blocks for as long as copying takes.
+    /// copy or not. The shared pages go back to the system piece by piece, and other processes then read zeroes there. So
+    /// the copies need no further memory, unless the program has locked its memory (`mlockall`). Blocks for as long as
+    /// copying takes.
     ///
     /// # Errors
     /// If the system has no address space or memory for the copies. The pages may not be used any more: some may be

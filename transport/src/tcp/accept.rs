@@ -246,13 +246,13 @@ impl Acceptor {
             return Ok(false);
         }
         let mail = lodging.take();
-        let hungry = lodging.hungry();
+        let starved = lodging.hungry();
         let moved = !mail.is_empty();
         for Mail { socket, from, hello } in mail {
             let from = SocketAddr::new(from.ip().to_canonical(), from.port());
             self.admit(socket, (Some(from), Some(hello)), now, options, opened);
         }
-        let Some((since, error)) = hungry else {
+        let Some((since, error)) = starved else {
             self.starved_at = None;
             return Ok(moved);
         };

@@ -120,8 +120,8 @@ pub(super) enum Dialed {
 pub(super) enum Failure {
     /// One did not answer, or is unreachable: the peer may still get through to this end.
     Silence,
-    /// No connection was made, since all were refused: by the peer's host, or by a firewall on the way, through which
-    /// the peer may still get.
+    /// No address has taken the hello. Mostly the peer's host, or a firewall on the way, has refused all connections; the
+    /// peer may still get through.
     Refusal,
     /// Something has taken the hello.
     Answer,
@@ -269,10 +269,9 @@ impl Dial {
     ) -> std::io::Result<()> {
         let is_last_hope = self.attempts.is_empty() && self.waiting.is_empty();
         let is_due = self.relay_at(options).is_some_and(|at| now >= at);
-        if let Some(mut detour) = self.relay.take_if(|relay| is_due || is_last_hope && !relay.is_repeated) {
-            if !detour.is_repeated {
-                detour.until = now + options.dial_timeout;
-            }
+        if let Some(mut detour) = self.relay.take_if(|relay| is_due || is_last_hope && relay.until.is_none())
+        {
+            detour.until.get_or_insert(now + options.dial_timeout);
             match Attempt::by_relay(detour, now, options) {
                 Ok(attempt) => {
                     opened(&attempt.socket);
@@ -280,7 +279,9 @@ impl Dial {
                 }
                 Err(error) => {
                     self.relay = detour.again(now).filter(|_| descriptors::are_out(&error));
-                    self.failures.push(format!("relay {}: {error}", detour.to));
+                    if self.relay.is_none() {
+                        self.failures.push(format!("relay {}: {error}", detour.to));
+                    }
                 }
             }
         }

@@ -205,8 +205,12 @@ impl Inbound {
         if self.queue.front().is_some_and(|front| !front.conditional || self.header_bytes == HEADER_BYTES) {
             return false;
         }
-        events.extend(self.queue.drain(..).map(|recv| Event::Returned(recv.token)));
+        self.return_recvs(events);
         true
+    }
+
+    fn return_recvs(&mut self, events: &mut Vec<Event>) {
+        events.extend(self.queue.drain(..).map(|recv| Event::Returned(recv.token)));
     }
 
     /// Returns whether a receive or a probe waits for a message, so that the end of the stream would be noticed.
@@ -513,7 +517,7 @@ impl Inbound {
     /// Handles a message that does not fit the front receive. Only its header has been taken in.
     fn refuse(&mut self, header: Header, on: Channel, events: &mut Vec<Event>) {
         if self.queue.front().is_some_and(|front| front.conditional) {
-            events.extend(self.queue.drain(..).map(|recv| Event::Returned(recv.token)));
+            self.return_recvs(events);
             self.hold(header, on, events);
         } else {
             self.reject(header, on.peer, events);

@@ -72,13 +72,13 @@ pub(super) struct Mail {
 #[derive(Debug)]
 struct Mailbox {
     key: Key,
-    mail: Mutex<Sack>,
+    waiting: Mutex<Waiting>,
     has_news: AtomicBool,
     bell: OwnedFd,
 }
 
 #[derive(Debug, Default)]
-struct Sack {
+struct Waiting {
     all: Vec<Mail>,
     /// Number of connections with each hello.
     copies: HashMap<[u8; HELLO_BYTES], usize>,
@@ -176,8 +176,12 @@ impl Port {
     pub(super) fn lodge(self: &Arc<Self>, instance: u64, cookie: &[u8; 16]) -> io::Result<Lodging> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let key = key_of(cookie);
-        let mail = Mutex::default();
-        let mailbox = Arc::new(Mailbox { key: key.clone(), mail, has_news: AtomicBool::new(false), bell });
+        let mailbox = Arc::new(Mailbox {
+            key: key.clone(),
+            waiting: Mutex::default(),
+            has_news: AtomicBool::new(false),
+            bell,
+        });
         let mut lodgers = self.lodgers();
         // Keys cannot be compared, but a proof made with one is verified by an equal one.
         let proof = key.prove(&[b"same?"]);
@@ -197,7 +201,7 @@ impl Port {
 
 impl Mailbox {
     fn put(&self, mail: Mail) {
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner).put(mail);
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).put(mail);
         self.ring();
     }
 
@@ -209,7 +213,7 @@ impl Mailbox {
     }
 }
 
-impl Sack {
+impl Waiting {
     /// Adds a connection if there is room. Copies of one hello take the room of each other, not that of others.
     fn put(&mut self, mail: Mail) {
         if self.all.len() >= MAIL_MAX {
@@ -249,7 +253,7 @@ impl Lodging {
         }
         // Epoll reports edges: a ring after this read is a new event.
         let _ = rustix::io::read(&self.mailbox.bell, &mut [0; 8]);
-        std::mem::take(&mut *self.mailbox.mail.lock().unwrap_or_else(PoisonError::into_inner)).all
+        std::mem::take(&mut *self.mailbox.waiting.lock().unwrap_or_else(PoisonError::into_inner)).all
     }
 
     /// Returns the time since which connections have waited without a descriptor, and the error.
@@ -424,7 +428,7 @@ mod tests {
     #[test]
     fn a_connection_takes_the_place_of_a_broken_one_with_the_same_hello() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let mut mailbox = Sack::default();
+        let mut mailbox = Waiting::default();
         let mut call = || {
             let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (far, from) = listener.accept().unwrap();

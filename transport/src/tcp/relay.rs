@@ -111,15 +111,14 @@ pub(super) struct Detour {
     pub(super) call: RelayCall,
     /// Time of the call. Until the first one, only addresses are tried, as long as there are any.
     pub(super) at: Instant,
-    /// Time until which the call is repeated if the relay has no room for it.
-    pub(super) until: Instant,
-    pub(super) is_repeated: bool,
+    /// Time until which the call is repeated if the relay has no room for it; `None` before the first call.
+    pub(super) until: Option<Instant>,
 }
 
 impl Detour {
     /// Returns the next call, unless the time for it is over.
     pub(super) fn again(self, now: Instant) -> Option<Self> {
-        (now < self.until).then(|| Self { at: now + CALL_AGAIN, is_repeated: true, ..self })
+        self.until.is_some_and(|until| now < until).then(|| Self { at: now + CALL_AGAIN, ..self })
     }
 }
 
@@ -190,7 +189,7 @@ impl TcpEndpoint {
     pub(super) fn detour(&self, number: u32, now: Instant) -> Option<Detour> {
         let (to, call) = self.call_for(number).filter(|(_, call)| call.is_dialer)?;
         let at = now + patience(&self.options, self.links[number as usize].channel.peer);
-        Some(Detour { to, call, at, until: now + self.options.dial_timeout, is_repeated: false })
+        Some(Detour { to, call, at, until: None })
     }
 
     /// Returns the relay, and this end's call to it for a link.

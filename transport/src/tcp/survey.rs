@@ -39,7 +39,7 @@ pub fn dialled(theirs: &[Network], list: Option<&[String]>) -> io::Result<Vec<(N
 ///
 /// # Errors
 /// As [`networks`].
-pub fn addresses() -> io::Result<Vec<IpAddr>> {
+pub fn addresses_in_use() -> io::Result<Vec<IpAddr>> {
     let up = enumerate()?.up;
     Ok(by_use(&up).into_iter().map(|at| up[at].ip).collect())
 }
@@ -48,7 +48,7 @@ pub fn addresses() -> io::Result<Vec<IpAddr>> {
 ///
 /// # Errors
 /// As [`networks`].
-pub fn own_addresses() -> io::Result<Vec<IpAddr>> {
+pub fn all_addresses() -> io::Result<Vec<IpAddr>> {
     Ok(enumerate()?.own)
 }
 

@@ -43,12 +43,14 @@ fn passes_in_a_child(test: impl FnOnce() -> bool) -> bool {
     }
 }
 
+/// Returns the watcher, or says why there is none.
+fn or_skip<T>(watcher: Result<T, String>) -> Option<T> {
+    watcher.inspect_err(|because| println!("skipped: {because}")).ok()
+}
+
 #[test]
 fn unmapping_and_giving_back_are_told_and_other_memory_is_not() {
-    let watcher = match MemoryWatcher::start() {
-        Ok(watcher) => watcher,
-        Err(because) => return println!("skipped: {because}"),
-    };
+    let Some(watcher) = or_skip(MemoryWatcher::start()) else { return };
     let len = 64 * rustix::param::page_size();
     let map = || map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory");
     let (one, two, other) = (map(), map(), map());
@@ -81,10 +83,7 @@ fn unmapping_and_giving_back_are_told_and_other_memory_is_not() {
 
 #[test]
 fn moved_memory_is_not_watched_at_its_new_place() {
-    let watcher = match MemoryWatcher::start() {
-        Ok(watcher) => watcher,
-        Err(because) => return println!("skipped: {because}"),
-    };
+    let Some(watcher) = or_skip(MemoryWatcher::start()) else { return };
     let len = 64 * rustix::param::page_size();
     let [from, to] = [(); 2].map(|()| map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory"));
     let watched = watcher.add(from.addr(), from.addr() + len).expect("watched");
@@ -104,10 +103,7 @@ fn moved_memory_is_not_watched_at_its_new_place() {
 /// not. The watcher has no thread until the memory is mapped.
 #[test]
 fn a_change_counts_before_another_thread_can_have_the_addresses() {
-    let mut watcher = match MemoryWatcher::new() {
-        Ok(watcher) => watcher,
-        Err(because) => return println!("skipped: {because}"),
-    };
+    let Some(mut watcher) = or_skip(MemoryWatcher::new()) else { return };
     let len = 64 * rustix::param::page_size();
     // The kernel chooses no addresses so low by itself, and so does not give them to another test.
     let low = std::ptr::without_provenance_mut(1 << 40);
@@ -134,10 +130,10 @@ fn a_change_counts_before_another_thread_can_have_the_addresses() {
 #[test]
 fn a_child_watches_its_own_memory() {
     let _alone = alone();
-    let mut inherited = match MemoryWatcher::shared() {
-        Ok(watcher) => Some(watcher),
-        Err(because) => return println!("skipped: {because}"),
-    };
+    let mut inherited = or_skip(MemoryWatcher::shared());
+    if inherited.is_none() {
+        return;
+    }
     let sees_a_change = |watcher: &MemoryWatcher| {
         let len = 64 * rustix::param::page_size();
         let memory = map(std::ptr::null_mut(), len, MapFlags::empty()).expect("memory");
@@ -159,8 +155,8 @@ fn a_child_watches_its_own_memory() {
 #[test]
 fn a_child_does_not_keep_its_parents_memory_watched() {
     let _alone = alone();
-    if let Err(because) = MemoryWatcher::shared() {
-        return println!("skipped: {because}");
+    if or_skip(MemoryWatcher::shared()).is_none() {
+        return;
     }
     // In a process whose watcher no other test uses.
     assert!(passes_in_a_child(|| {
@@ -190,8 +186,8 @@ fn a_child_does_not_keep_its_parents_memory_watched() {
 #[test]
 fn a_watcher_that_cannot_follow_changes_is_replaced() {
     let _alone = alone();
-    if let Err(because) = MemoryWatcher::shared() {
-        return println!("skipped: {because}");
+    if or_skip(MemoryWatcher::shared()).is_none() {
+        return;
     }
     assert!(passes_in_a_child(|| {
         let lost = MemoryWatcher::shared().expect("as in the parent");
@@ -202,10 +198,7 @@ fn a_watcher_that_cannot_follow_changes_is_replaced() {
 
 #[test]
 fn memory_is_watched_as_long_as_a_region_covers_it() {
-    let watcher = match MemoryWatcher::start() {
-        Ok(watcher) => watcher,
-        Err(because) => return println!("skipped: {because}"),
-    };
+    let Some(watcher) = or_skip(MemoryWatcher::start()) else { return };
     let page = rustix::param::page_size();
     let at = map(std::ptr::null_mut(), 8 * page, MapFlags::empty()).expect("memory").expose_provenance();
     let add = |from: usize, to: usize| watcher.add(at + from * page, at + to * page).expect("watched");
@@ -230,10 +223,7 @@ fn memory_is_watched_as_long_as_a_region_covers_it() {
 #[test]
 fn a_part_of_a_huge_page_is_watched() {
     const SIZE: usize = 2 << 20;
-    let watcher = match MemoryWatcher::start() {
-        Ok(watcher) => watcher,
-        Err(because) => return println!("skipped: {because}"),
-    };
+    let Some(watcher) = or_skip(MemoryWatcher::start()) else { return };
     let memory = match map(std::ptr::null_mut(), 2 * SIZE, MapFlags::HUGETLB | MapFlags::HUGE_2MB) {
         Ok(memory) => memory,
         Err(error) => return println!("skipped: huge pages: {error}"),
@@ -265,10 +255,7 @@ fn the_entry_that_may_be_overwritten_is_not_trusted() {
 
 #[test]
 fn a_thread_that_waits_for_the_watcher_leaves_it_the_processor() {
-    let watcher = match MemoryWatcher::start() {
-        Ok(watcher) => watcher,
-        Err(because) => return println!("skipped: {because}"),
-    };
+    let Some(watcher) = or_skip(MemoryWatcher::start()) else { return };
     watcher.shared.busy.store(true, Ordering::SeqCst);
     let slept = std::thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
