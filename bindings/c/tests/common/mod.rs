@@ -1,10 +1,12 @@
 //! Builds the library and C programs against it, and runs them as the ranks of a job.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+mod ended;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The longest time that one run of a program may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -183,21 +185,6 @@ pub(crate) fn run_ranks(program: &Path, ranks: usize, arguments: &[&str]) {
             command.spawn().unwrap()
         })
         .collect();
-    let deadline = Instant::now() + PATIENCE;
-    let mut failures = String::new();
-    for (rank, mut child) in children.into_iter().enumerate() {
-        while child.try_wait().unwrap().is_none() {
-            if Instant::now() > deadline {
-                failures += &format!("rank {rank} did not end\n");
-                child.kill().unwrap();
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let output = child.wait_with_output().unwrap();
-        if !output.status.success() {
-            let text = String::from_utf8_lossy(&output.stderr);
-            failures += &format!("rank {rank}: {}\n{text}\n", output.status);
-        }
-    }
+    let failures = ended::failures(children, PATIENCE);
     assert!(failures.is_empty(), "{} {arguments:?}:\n{failures}", program.display());
 }

@@ -1,10 +1,13 @@
 //! Compiles and runs C programs that use the libraries as a user would: each for both ABIs, if both have the functions that it calls.
 
+#[path = "../../../c/tests/common/ended.rs"]
+mod ended;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The longest time that one run of a program may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -132,22 +135,7 @@ fn run_ranks_with(
         command.envs(settings.iter().copied()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let children: Vec<Child> = (0..ranks).map(start).collect();
-    let deadline = Instant::now() + PATIENCE;
-    let mut failures = String::new();
-    for (rank, mut child) in children.into_iter().enumerate() {
-        while child.try_wait().unwrap().is_none() {
-            if Instant::now() > deadline {
-                failures += &format!("rank {rank} did not end\n");
-                child.kill().unwrap();
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let output = child.wait_with_output().unwrap();
-        if !output.status.success() {
-            let text = String::from_utf8_lossy(&output.stderr);
-            failures += &format!("rank {rank}: {}\n{text}\n", output.status);
-        }
-    }
+    let failures = ended::failures(children, PATIENCE);
     assert!(failures.is_empty(), "{} with {ranks} ranks over {transport}:\n{failures}", program.display());
 }
 
