@@ -51,8 +51,8 @@ fn argument(text: &str) -> Argument {
     Argument { name, kind: kind.to_owned(), length: length.to_owned() }
 }
 
-/// Returns the functions of an ABI, or those that both have in the same form.
-fn functions(table: &str, abi: Option<Abi>) -> Vec<Function> {
+/// Returns the functions of an ABI.
+fn functions(table: &str, abi: Abi) -> Vec<Function> {
     let mut all = Vec::new();
     for line in table.lines().filter(|line| !line.is_empty() && !line.starts_with(['#', '-', '%'])) {
         let mut words = line.split_whitespace();
@@ -60,8 +60,7 @@ fn functions(table: &str, abi: Option<Abi>) -> Vec<Function> {
         let rest: Vec<&str> = words.collect();
         let is_collective = head.starts_with('@');
         let forms: &[(bool, &str)] = match (head.chars().last(), abi) {
-            (Some('+'), None) => continue,
-            (Some('+'), Some(Abi::Mpich)) => &[(true, "")],
+            (Some('+'), Abi::Mpich) => &[(true, "")],
             (Some('*' | '+'), _) => &[(false, ""), (true, "_c")],
             _ => &[(false, "")],
         };
@@ -309,7 +308,7 @@ fn one(function: &Function, abi: Abi, out: &mut String) {
 /// Returns all functions, in Rust.
 pub(crate) fn generate(table: &str, abi: Abi) -> String {
     let mut out = String::new();
-    for function in functions(table, Some(abi)) {
+    for function in functions(table, abi) {
         one(&function, abi, &mut out);
     }
     for line in table.lines().filter(|line| line.starts_with(['-', '%'])) {

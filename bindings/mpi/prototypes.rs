@@ -95,8 +95,21 @@ fn c_function(function: &str, argument: &str) -> String {
 /// Returns the header, for the test that compares it.
 #[allow(dead_code, reason = "build scripts do without")]
 pub(crate) fn prototypes(table: &str) -> String {
-    let mut out = String::from("/* Made from functions.txt; see the test `header`. */\n");
-    for function in functions(table, None) {
+    let is_own = |line: &&str| line.split(' ').next().is_some_and(|head| head.ends_with('+'));
+    let (own, shared): (Vec<&str>, Vec<&str>) = table.lines().partition(is_own);
+    let [own, shared] = [own, shared].map(|lines| lines.join("\n"));
+    format!(
+        "/* Made from functions.txt; see the test `header`. */\n{}#ifdef MPI_ABI_VERSION\n{}#else\n{}#endif\n",
+        lines(functions(&shared, Abi::Mpich)),
+        lines(functions(&own, Abi::Standard)),
+        lines(functions(&own, Abi::Mpich)),
+    )
+}
+
+#[allow(dead_code, reason = "see `prototypes`")]
+fn lines(functions: Vec<Function>) -> String {
+    let mut out = String::new();
+    for function in functions {
         let arguments: Vec<String> = function.arguments.iter().map(|argument| c_type(&function, argument)).collect();
         let mut arguments = arguments;
         if function.name == "Pcontrol" {

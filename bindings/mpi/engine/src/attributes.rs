@@ -232,7 +232,7 @@ unsafe fn create(
 }
 
 unsafe fn free(of: Kind, number: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         let keyval = keyval(*number, of)?;
         keyval.is_freed.store(true, Ordering::Relaxed);

@@ -194,7 +194,7 @@ pub unsafe fn group_range_excl(group: c_int, n: c_int, triples: *const c_int, ne
 }
 
 pub unsafe fn group_free(group: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         if *group != GROUP_EMPTY && GROUPS.remove(*group).is_none() {
             return fail(Class::Group, format!("{:#x} is not a group", *group));

@@ -52,7 +52,7 @@ pub(crate) struct State {
 
 impl State {
     /// # Safety
-    /// `destructor` is null, or a function of this type.
+    /// `destructor` is null, or a `void (*)(void *)` that may be called once with `at`.
     pub(crate) unsafe fn new(at: *mut c_void, destructor: *const c_void) -> Self {
         // SAFETY: the caller's promise.
         let destructor = unsafe { std::mem::transmute::<*const c_void, Option<_>>(destructor) };
@@ -291,7 +291,7 @@ pub unsafe fn file_create_errhandler(function: *const c_void, handler: *mut c_in
 }
 
 pub unsafe fn errhandler_free(handler: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         if let Handler::User(user) = given(*handler)? {
             let mut handle = user.handle.lock().unwrap_or_else(PoisonError::into_inner);

@@ -108,7 +108,7 @@ pub unsafe fn info_dup(info: c_int, new: *mut c_int) -> Outcome {
 }
 
 pub unsafe fn info_free(info: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         if INFOS.remove(*info).is_none() {
             return fail(Class::Info, "this info object cannot be freed");

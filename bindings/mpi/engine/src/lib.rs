@@ -2,6 +2,10 @@
 //!
 //! The functions of [`calls`] have the standard's names and arguments. They use the numbers of the MPICH ABI ([`constants`]), take
 //! all counts as 64-bit numbers, and return a [`Fail`](error::Fail) where the standard has an error code.
+//!
+//! # Safety
+//! Arguments of calls are as valid as the standard demands of those of the C functions, and pointers are not null where the front ends
+//! check that. SAFETY comments call this the caller's promise.
 
 #![allow(
     missing_docs,

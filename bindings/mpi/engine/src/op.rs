@@ -264,7 +264,7 @@ pub unsafe fn op_create_c(function: *const c_void, commutes: c_int, op: *mut c_i
 }
 
 pub unsafe fn op_free(op: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         if OPS.remove(*op).is_none() {
             return fail(Class::Op, "only user-defined operators can be freed");

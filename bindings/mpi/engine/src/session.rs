@@ -76,7 +76,7 @@ pub unsafe fn session_init(hints: c_int, handler: c_int, into: *mut c_int) -> Ou
     }
     let handler = handlers::given(handler)?;
     world::open_session()?;
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         put(
             into,
@@ -86,7 +86,7 @@ pub unsafe fn session_init(hints: c_int, handler: c_int, into: *mut c_int) -> Ou
 }
 
 pub unsafe fn session_finalize(session: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         lookup(*session)?;
         world::close_session()?;

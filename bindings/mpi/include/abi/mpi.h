@@ -251,25 +251,8 @@ typedef struct KOLO_T_session *MPI_T_pvar_session;
 #define MPI_ERR_READ_ONLY 45
 #define MPI_ERR_UNSUPPORTED_DATAREP 54
 
-#include "../mpi_types.h"
 #include "mpi_constants.h"
-
-int MPI_Psend_init(const void *buf, int partitions, int count, MPI_Datatype type, int dest, int tag, MPI_Comm comm,
-        MPI_Info info, MPI_Request *request);
-int PMPI_Psend_init(const void *buf, int partitions, int count, MPI_Datatype type, int dest, int tag, MPI_Comm comm,
-        MPI_Info info, MPI_Request *request);
-int MPI_Precv_init(void *buf, int partitions, int count, MPI_Datatype type, int source, int tag, MPI_Comm comm,
-        MPI_Info info, MPI_Request *request);
-int PMPI_Precv_init(void *buf, int partitions, int count, MPI_Datatype type, int source, int tag, MPI_Comm comm,
-        MPI_Info info, MPI_Request *request);
-int MPI_Psend_init_c(const void *buf, int partitions, MPI_Count count, MPI_Datatype type, int dest, int tag, MPI_Comm comm,
-        MPI_Info info, MPI_Request *request);
-int PMPI_Psend_init_c(const void *buf, int partitions, MPI_Count count, MPI_Datatype type, int dest, int tag, MPI_Comm comm,
-        MPI_Info info, MPI_Request *request);
-int MPI_Precv_init_c(void *buf, int partitions, MPI_Count count, MPI_Datatype type, int source, int tag, MPI_Comm comm,
-        MPI_Info info, MPI_Request *request);
-int PMPI_Precv_init_c(void *buf, int partitions, MPI_Count count, MPI_Datatype type, int source, int tag, MPI_Comm comm,
-        MPI_Info info, MPI_Request *request);
+#include "../mpi_types.h"
 
 #ifdef __cplusplus
 }

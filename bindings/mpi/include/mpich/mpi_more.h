@@ -139,11 +139,3 @@ int MPI_Type_struct(int count, const int lengths[], const MPI_Aint displacements
 int PMPI_Type_struct(int count, const int lengths[], const MPI_Aint displacements[], const MPI_Datatype types[], MPI_Datatype *newtype);
 int MPI_Type_ub(MPI_Datatype type, MPI_Aint *bound);
 int PMPI_Type_ub(MPI_Datatype type, MPI_Aint *bound);
-int MPI_Psend_init(const void *buf, int partitions, MPI_Count count, MPI_Datatype type, int dest, int tag, MPI_Comm comm,
-        MPI_Info info, MPI_Request *request);
-int PMPI_Psend_init(const void *buf, int partitions, MPI_Count count, MPI_Datatype type, int dest, int tag, MPI_Comm comm,
-        MPI_Info info, MPI_Request *request);
-int MPI_Precv_init(void *buf, int partitions, MPI_Count count, MPI_Datatype type, int source, int tag, MPI_Comm comm,
-        MPI_Info info, MPI_Request *request);
-int PMPI_Precv_init(void *buf, int partitions, MPI_Count count, MPI_Datatype type, int source, int tag, MPI_Comm comm,
-        MPI_Info info, MPI_Request *request);

@@ -496,7 +496,7 @@ pub unsafe fn comm_split_type(comm: c_int, kind: c_int, key: c_int, info: c_int,
 }
 
 pub unsafe fn comm_free(comm: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     let handle = unsafe { *comm };
     let freed = lookup(handle)?;
     if handle == COMM_WORLD || handle == COMM_SELF {

@@ -90,7 +90,7 @@ pub unsafe fn comm_shrink(comm: c_int, new: *mut c_int) -> Outcome {
 /// writes the result.
 pub unsafe fn comm_agree(comm: c_int, flag: *mut c_int) -> Outcome {
     let comm = intra(comm)?;
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     let own = unsafe { *flag };
     let mut agreed = own;
     let mut others = failed(&comm)?;

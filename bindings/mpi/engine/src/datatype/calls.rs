@@ -51,7 +51,7 @@ fn is_large() -> bool {
 }
 
 pub unsafe fn type_commit(handle: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     let of = lookup(unsafe { *handle })?;
     // Done here rather than in the first message.
     of.prepare();
@@ -60,7 +60,7 @@ pub unsafe fn type_commit(handle: *mut c_int) -> Outcome {
 }
 
 pub unsafe fn type_free(handle: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     let number = unsafe { *handle };
     let of = lookup(number)?;
     if of.builtin_handle().is_some() {

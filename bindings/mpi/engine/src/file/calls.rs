@@ -24,6 +24,8 @@ const NATIVE: &str = "native";
 /// Further names of that representation, which the program has registered.
 static REPRESENTATIONS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
+/// # Safety
+/// `name` is null, or a string that ends with a zero.
 unsafe fn path(name: *const c_char) -> Outcome<PathBuf> {
     if name.is_null() {
         return fail(Class::BadFile, "the file name is NULL");
@@ -121,12 +123,12 @@ pub unsafe fn file_open(
     file.barrier()?;
     let handle = FILES.insert(Arc::clone(&file));
     file.handle.store(handle, Ordering::Relaxed);
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe { put(into, handle) }
 }
 
 pub unsafe fn file_close(handle: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         let file = lookup(*handle)?;
         let own = match &*lock(&file.begun) {

@@ -161,7 +161,7 @@ unsafe fn receive(
     of: c_int,
     handle: *mut c_int,
 ) -> Outcome<Option<(Arc<Completion>, Arc<Comm>)>> {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         if *handle == MESSAGE_NO_PROC {
             *handle = MESSAGE_NULL;

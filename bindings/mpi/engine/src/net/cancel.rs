@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::Net;
 use super::body::{Completion, Finished};
-use super::wire::{CANCEL, CANCELLED, envelope};
+use super::wire::{CANCEL, CANCELLED, HEADS, envelope};
 use crate::error::Fail;
 
 impl Net {
@@ -55,7 +55,7 @@ impl Net {
         };
         let (number, to) = (*number, parked.to);
         if to != self.rank {
-            self.post_words(to, envelope(CANCEL, 0, 0), &[number, 0]);
+            self.post_words(to, HEADS, envelope(CANCEL, 0, 0), &[number, 0]);
         } else if self.remove_announced(to, number) {
             self.withdrawn(number);
         }
@@ -64,7 +64,7 @@ impl Net {
     /// Withdraws a message at its sender's request.
     pub(super) fn withdraw(&mut self, from: u32, number: u64) {
         if self.remove_announced(from, number) {
-            self.post_words(from, envelope(CANCELLED, 0, 0), &[number, 0]);
+            self.post_words(from, HEADS, envelope(CANCELLED, 0, 0), &[number, 0]);
         }
     }
 

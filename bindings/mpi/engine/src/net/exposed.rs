@@ -4,7 +4,7 @@ use kolo_transport::{Channel, Token};
 
 use super::Net;
 use super::body::{Finished, Recv, Sink};
-use super::wire::{ANSWER, Announcement, BYTES, GIVEN_UP, Op, WHOLE, broken, envelope};
+use super::wire::{ANSWER, Announcement, BYTES, GIVEN_UP, HEADS, Op, WHOLE, broken, envelope};
 use crate::world;
 
 impl Net {
@@ -22,7 +22,7 @@ impl Net {
         }
         let wanted = bytes.min(recv.sink.room());
         if wanted == 0 {
-            self.post_words(source, envelope(ANSWER, 0, 0), &[number, 0]);
+            self.post_words(source, HEADS, envelope(ANSWER, 0, 0), &[number, 0]);
             return self.received(&recv, source, tag, bytes);
         }
         // The kernel copies runs, and many short ones slowly. In a job that has failed, the sender may have given the message up and use
@@ -41,7 +41,7 @@ impl Net {
     fn ask(&mut self, recv: Recv, source: u32, tag: i32, total: usize, number: u64) {
         let (wanted, sink) = (total.min(recv.sink.room()), recv.sink.clone());
         let op = Op::Bytes { recv, source, tag, total, got: None };
-        self.post_words(source, envelope(ANSWER, 0, 0), &[number, wanted as u64]);
+        self.post_words(source, HEADS, envelope(ANSWER, 0, 0), &[number, wanted as u64]);
         self.post_recv(
             source,
             BYTES,

@@ -243,7 +243,7 @@ impl Net {
             let number = self.park(to, data, done);
             let words = [number, piece.len as u64, piece.ptr.expose_provenance() as u64];
             let count = if data_is_flat && self.exposes(to) { 3 } else { 2 };
-            self.post_words(to, envelope(ANNOUNCED, context, tag), &words[..count]);
+            self.post_words(to, HEADS, envelope(ANNOUNCED, context, tag), &words[..count]);
         } else {
             let op = Op::Send { to, done: Arc::clone(done), data };
             self.post_send(to, HEADS, envelope(WHOLE, context, tag), op);
@@ -296,9 +296,7 @@ impl Net {
         let tag = (number & 0xff_ffff) as i32;
         let Some(parked) = self.parked.remove(&number) else {
             if self.withheld.remove(&number).is_some() && wanted > 0 {
-                let at = self.slot(Op::Quiet);
-                self.slots[at as usize].send_from(&Source::Kept(Vec::new()));
-                self.post(to, BYTES, envelope(CANCELLED, 0, tag), at);
+                self.post_words(to, BYTES, envelope(CANCELLED, 0, tag), &[]);
             }
             return;
         };
@@ -434,12 +432,12 @@ impl Net {
         self.slots.len() as u32 - 1
     }
 
-    pub(super) fn post_words(&mut self, to: u32, envelope: u64, words: &[u64]) {
+    pub(super) fn post_words(&mut self, to: u32, index: u16, envelope: u64, words: &[u64]) {
         let at = self.slot(Op::Quiet);
         let slot = &mut self.slots[at as usize];
         slot.words[..words.len()].copy_from_slice(words);
         slot.piece = Piece { ptr: slot.words.as_mut_ptr().cast(), len: size_of_val(words) };
-        self.post(to, HEADS, envelope, at);
+        self.post(to, index, envelope, at);
     }
 
     fn post_send(&mut self, to: u32, index: u16, envelope: u64, op: Op) {
@@ -512,7 +510,7 @@ impl Net {
             (Op::Send { done, .. }, _) => self.finish(&done, Finished::sent()),
             (Op::Bytes { recv, source, tag, total, got }, _) => {
                 if let Some(number) = got {
-                    self.post_words(source, envelope(ANSWER, 0, 0), &[number, 0]);
+                    self.post_words(source, HEADS, envelope(ANSWER, 0, 0), &[number, 0]);
                 }
                 self.received(&recv, source, tag, total);
             }

@@ -374,7 +374,7 @@ unsafe fn end(request: &Request, handle: *mut c_int, status: *mut Status) -> Out
 }
 
 pub unsafe fn wait(handle: *mut c_int, status: *mut Status) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         let Some(request) = given(*handle)? else {
             set_empty(status);
@@ -400,7 +400,7 @@ fn settle<'a>(waited: Outcome, requests: impl Iterator<Item = &'a Request> + Clo
 }
 
 pub unsafe fn test(handle: *mut c_int, flag: *mut c_int, status: *mut Status) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         let Some(request) = given(*handle)? else {
             set_empty(status);
@@ -416,7 +416,7 @@ pub unsafe fn test(handle: *mut c_int, flag: *mut c_int, status: *mut Status) ->
 }
 
 pub unsafe fn request_free(handle: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         let request = lookup(*handle)?;
         let freed = std::mem::replace(&mut *handle, REQUEST_NULL);
@@ -455,7 +455,7 @@ pub unsafe fn request_get_status(handle: c_int, flag: *mut c_int, status: *mut S
 }
 
 pub unsafe fn cancel(handle: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     let request = lookup(unsafe { *handle })?;
     match request.active() {
         Some(Active::Recv(done, context)) => {
@@ -473,7 +473,7 @@ pub unsafe fn cancel(handle: *mut c_int) -> Outcome {
 }
 
 pub unsafe fn start(handle: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     let Request::Persistent(request) = lookup(unsafe { *handle })? else {
         return fail(Class::Request, "the request is not persistent");
     };

@@ -89,7 +89,7 @@ pub unsafe fn t_cvar_handle_alloc(
 }
 
 pub unsafe fn t_cvar_handle_free(handle: *mut usize) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe { free(&CVARS, handle, INVALID_HANDLE) }
 }
 

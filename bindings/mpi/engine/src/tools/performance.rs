@@ -155,7 +155,7 @@ pub unsafe fn t_pvar_session_create(session: *mut usize) -> Outcome {
 }
 
 pub unsafe fn t_pvar_session_free(session: *mut usize) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe { free(&SESSIONS, session, INVALID_SESSION) }
 }
 
@@ -188,7 +188,7 @@ fn pvar(session: usize, handle: usize) -> Outcome<Arc<Pvar>> {
 }
 
 pub unsafe fn t_pvar_handle_free(session: usize, handle: *mut usize) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         pvar(session, *handle)?;
         PVARS.remove(*handle as c_int);

@@ -146,7 +146,7 @@ fn create(comm: &Arc<Comm>, ranks: usize, topology: Topology, new: *mut c_int) -
         comm.skip_creation();
         COMM_NULL
     };
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe { put(new, handle) }
 }
 

@@ -225,7 +225,7 @@ pub unsafe fn win_create_dynamic(info: c_int, comm: c_int, win: *mut c_int) -> O
 }
 
 pub unsafe fn win_free(win: *mut c_int) -> Outcome {
-    // SAFETY: the front end has checked it.
+    // SAFETY: the caller's promise; the front end has checked that it is not null.
     let handle = unsafe { *win };
     let window = lookup(handle)?;
     window.is_idle()?;
