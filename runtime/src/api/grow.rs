@@ -192,11 +192,16 @@ pub(super) fn join(
         let deadline = deadline_after(offer.admission.patience);
         let made = join_admitted(&applicant, &mut offer, (config, &how.elastic)).and_then(Communicator::make);
         match made {
-            Ok(made) if matches!(made.all_enter(deadline), Ok(true)) => {
-                made.publish_members();
-                return Ok(made);
-            }
-            Ok(_) => {}
+            Ok(made) => match made.all_enter(deadline) {
+                Ok(true) => {
+                    made.publish_members();
+                    return Ok(made);
+                }
+                outcome => tracing::info!(
+                    ?outcome,
+                    "not all ranks have entered the new communicator; this newcomer waits for the next attempt"
+                ),
+            },
             // This rank caused the failure, so it would occur again.
             Err(error) if !may_be_theirs(&error) => return Err(error),
             Err(error) => {

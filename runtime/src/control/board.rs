@@ -65,8 +65,8 @@ impl From<Start> for Past {
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let (0, Some(message)) = (self.started, &self.waits_in) {
-            write!(f, "waits in {message}")?;
+        if let (0, Some(operation)) = (self.started, &self.waits_in) {
+            write!(f, "waits in {operation}")?;
         } else if self.started == 0 {
             f.write_str("has not called anything yet")?;
         } else if self.finished >= self.started {
@@ -74,8 +74,8 @@ impl fmt::Display for Status {
         } else {
             write!(f, "is in #{} {}", self.started, self.description)?;
         }
-        if let Some(message) = self.waits_in.as_ref().filter(|_| self.started > 0) {
-            write!(f, ", and waits in {message}")?;
+        if let Some(operation) = self.waits_in.as_ref().filter(|_| self.started > 0) {
+            write!(f, ", and waits in {operation}")?;
         }
         if self.unchanged_ms >= 1000 {
             write!(f, ", unchanged for {} s", self.unchanged_ms / 1000)?;

@@ -59,7 +59,8 @@ pub(crate) struct Present {
     pub(crate) on_silence: OnSilence,
     pub(crate) heard: Instant,
     pub(crate) suspected: bool,
-    /// Time since which another process claims this rank, while the job gathers. Its own connection may have ended without a word.
+    /// When another process claimed this rank, while the job gathers. This rank's own connection may have ended without a
+    /// word.
     claimed: Option<Instant>,
 }
 
@@ -73,8 +74,8 @@ impl Present {
         Self { connection, peer, listener, seen, on_silence, heard: now, suspected: false, claimed: None }
     }
 
-    /// Whether it is open which of two processes is this rank: this one, once it sends a heartbeat in answer to one that was sent after
-    /// the claim, or the other one, once this one has been silent for too long.
+    /// Whether two processes claim this rank. This one keeps it if it sends a heartbeat in answer to one that was sent
+    /// after the claim. The other one gets it if this one is silent for too long.
     pub(crate) fn is_contested(&self, heartbeat: Duration) -> bool {
         self.claimed.is_some_and(|claimed| self.heard < claimed + heartbeat)
     }
@@ -95,7 +96,8 @@ impl Present {
         self.heard = now;
     }
 
-    /// Notes that the job begins: the rank's own heartbeats come from the welcome on, which may take a while to reach it.
+    /// Notes that the job begins. Until the welcome has arrived, the rank only answers heartbeats, so the silence so far is
+    /// excused.
     pub(crate) const fn begin(&mut self, now: Instant) {
         self.heard = now;
         self.claimed = None;
@@ -142,8 +144,8 @@ pub(crate) fn standing(states: &[RankState], rank: u32) -> Standing {
     }
 }
 
-/// Returns the reason for refusing a process, if there is one. If another process is that rank, it has to show that it
-/// lives.
+/// Returns the reason for refusing a process, if there is one. If another process is that rank, notes the claim: the other
+/// one has to show that it lives.
 pub(crate) fn objection(
     settings: &CoordinatorSettings,
     states: &mut [RankState],

@@ -195,8 +195,8 @@ impl Control {
                 remedy: "Keep the ControlRuntime alive until join has returned".into(),
             })??;
         let peers = listener.as_ref().map(|listener| {
-            let peers = Peers::new(&shared, listener, listeners, &seen);
-            peers.start(runtime, spec, shared.clone(), listener.clone());
+            let peers = Peers::new(&shared, listener, listeners);
+            peers.start(runtime, spec, shared.clone(), listener.clone(), &seen);
             peers
         });
         let listener = listener.map_or_else(OnceLock::new, OnceLock::from);

@@ -42,7 +42,10 @@ pub(crate) fn process_start(pid: u32) -> Option<u64> {
 /// addresses are left out, since they mean nothing without an interface.
 #[must_use]
 pub fn own_addresses() -> Vec<IpAddr> {
-    let mut found = kolo_transport::tcp::addresses().unwrap_or_default();
+    let mut found = kolo_transport::tcp::addresses_in_use().unwrap_or_else(|error| {
+        tracing::warn!(%error, "this host's addresses are not known, so other ranks are told of loopback only");
+        Vec::new()
+    });
     if !found.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)) {
         found.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
     }

@@ -70,7 +70,7 @@ impl Table {
     }
 
     /// Returns the table for a job of some of the ranks, with its hosts numbered in the order of their first ranks. `None` if
-    /// the measurements between these hosts do not connect all of them.
+    /// these ranks are on one host, or if the measurements between their hosts do not connect all of them.
     pub(crate) fn of(&self, ranks: &[u32]) -> Option<Self> {
         let mut numbers: Vec<u32> = Vec::new();
         let mut host_of = Vec::with_capacity(ranks.len());
@@ -152,7 +152,7 @@ impl Table {
             let rate = stepped(rate(host)?.1, RATE_STEPS);
             Some(HostRate { out_bytes_per_second: rate, in_bytes_per_second: rate })
         };
-        // Every host has a rate, since the probe measures every host and [`Table::of`] loses none.
+        // Every host has a rate: the probe measures every host, and `Table::of` returns only tables that connect all hosts.
         let of_hosts: Option<Vec<HostRate>> = order.into_iter().map(of_host).collect();
         Some(Between {
             hosts: hosts as u32,

@@ -187,7 +187,7 @@ fn pauses_below_the_limit_are_no_loss() {
     assert!(ends.iter().all(|end| *end == 0), "{ends:?}: {said:#?}");
 }
 
-/// The rank must know of each other that it has ended: one that is merely silent might go on elsewhere.
+/// The last rank must know that every other rank has ended, since a rank that is merely silent might go on elsewhere.
 fn the_last_rank_goes_on_alone_once_the_others_have_ended() {
     let Some(mut group) = Group::new("all others killed", &["run"], &[]) else { return };
     let since = Instant::now();

@@ -131,7 +131,6 @@ fn refused_calls(comm: &Communicator, work: kolo::Work<Vec<u32>>) {
     refused("explain", comm.explain(&call));
     refused("error", comm.error().map_or(Ok(()), Err));
     comm.abort("a child of fork has no say");
-    assert!(!kolo::state::State::at(0).offer_if(comm, true, &[]));
     assert!(work.is_done());
     refused("wait", work.wait());
     let facts = (comm.world_size(), comm.recent().len(), comm.staging_bytes(), comm.summary().is_empty());

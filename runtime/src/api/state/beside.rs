@@ -36,6 +36,7 @@ impl State {
     /// bindings.
     #[doc(hidden)]
     pub fn offer_if(&mut self, comm: &Communicator, is_asked: bool, parts: &[Part<'_>]) -> bool {
+        // A child made by fork must not take the locks of the control plane.
         if !comm.shared.is_ours() {
             return false;
         }

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use kolo_transport::tcp::own_addresses;
+use kolo_transport::tcp::all_addresses;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -31,7 +31,7 @@ pub(super) async fn connect_to_port(
     credentials: Credentials,
     patience: Duration,
 ) -> Result<(BoxedStream, SocketAddr), ConnectError> {
-    let candidates = at.candidates(locality, || own_addresses().unwrap_or_default());
+    let candidates = at.candidates(locality, || all_addresses().unwrap_or_default());
     connect_to_one(&candidates, locality, &credentials, patience).await
 }
 
@@ -101,9 +101,8 @@ impl ListenerAddress {
             Locality::SameHost => Some(Ipv4Addr::LOCALHOST.into()),
             Locality::OtherHost | Locality::SameProcess => None,
         };
-        let port = self.port().unwrap_or_default();
-        let mut ways: Vec<_> =
-            first.filter(|_| self.has_port()).map(|ip| SocketAddr::new(ip, port)).into_iter().collect();
+        let known = first.zip(self.port()).map(|(ip, port)| SocketAddr::new(ip, port));
+        let mut ways: Vec<_> = known.into_iter().collect();
         if locality == Locality::Proven(Ipv4Addr::LOCALHOST.into()) {
             return ways;
         }

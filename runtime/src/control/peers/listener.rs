@@ -215,7 +215,7 @@ impl Listener {
         &self.address
     }
 
-    /// Returns the same with `own` as the first address, if it is one of them: others most likely reach it there too.
+    /// Returns the listener's address with `own` in front, if the listener has it: other ranks most likely reach it there too.
     pub(in crate::control) fn address_with(&self, own: Option<IpAddr>) -> ListenerAddress {
         let mut address = self.address.clone();
         let own = own.filter(|own| !own.is_loopback());

@@ -143,21 +143,14 @@ pub(crate) struct Peers {
     /// Events that arrived before the task runs.
     inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
     listeners: Arc<[ListenerAddress]>,
-    localities: Vec<Locality>,
 }
 
 impl Peers {
     /// Makes the handle. From now on, connections from other members are accepted.
-    pub(super) fn new(
-        shared: &Shared,
-        listener: &Listener,
-        listeners: Arc<[ListenerAddress]>,
-        seen: &[Option<Seen>],
-    ) -> Self {
+    pub(super) fn new(shared: &Shared, listener: &Listener, listeners: Arc<[ListenerAddress]>) -> Self {
         let (events, inbox) = mpsc::unbounded_channel();
         listener.move_in(shared.cookie, &events);
-        let localities = localities(shared, &listeners, seen);
-        Self { events, inbox: Mutex::new(Some(inbox)), listeners, localities }
+        Self { events, inbox: Mutex::new(Some(inbox)), listeners }
     }
 
     /// Returns the listener of a rank.
@@ -172,11 +165,12 @@ impl Peers {
         spec: &JoinSpec,
         shared: Arc<Shared>,
         listener: Arc<Listener>,
+        seen: &[Option<Seen>],
     ) {
         let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(inbox) = inbox else { return };
         let task = Task {
-            localities: self.localities.clone(),
+            localities: localities(&shared, &self.listeners, seen),
             rounds: Rounds::new(shared.rank, Instant::now()),
             shared,
             listener,

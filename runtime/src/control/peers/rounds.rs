@@ -46,7 +46,7 @@ pub(super) struct Rounds {
     /// Number of the last decided agreement of each communicator, also of those whose decisions are forgotten.
     last: BTreeMap<u64, u64>,
     /// Number of communicators from which on [`Rounds::forget_closed`] looks for closed ones.
-    crowded: usize,
+    sweep_from: usize,
     /// Agreements that may have messages to send.
     touched: BTreeSet<RoundKey>,
     ends: Vec<(RoundKey, State)>,
@@ -90,7 +90,7 @@ impl Rounds {
             over: BTreeMap::new(),
             order: VecDeque::new(),
             last: BTreeMap::new(),
-            crowded: MAX_REMEMBERED,
+            sweep_from: MAX_REMEMBERED,
             touched: BTreeSet::new(),
             ends: Vec::new(),
             left_behind: BTreeMap::new(),
@@ -122,19 +122,21 @@ impl Rounds {
     ) -> Option<&mut Round> {
         let now = self.clock();
         let me = place(&members, self.me)?;
-        self.touched.insert(key);
         if self.over.contains_key(&key) {
+            self.touched.insert(key);
             return self.over.get_mut(&key);
         }
         let is_forgotten = self.last.get(&key.communicator).is_some_and(|last| key.number <= *last);
         if is_forgotten && !self.rounds.contains_key(&key) {
-            tracing::warn!(
+            // Not a warning, since a member that asks repeats it at every beat.
+            tracing::debug!(
                 rank = self.me,
                 ?key,
                 "the outcome of this agreement is forgotten, so nobody is told"
             );
             return None;
         }
+        self.touched.insert(key);
         let round = self.rounds.entry(key).or_insert_with(|| {
             let settings = Settings {
                 members: members.len() as u32,
@@ -177,9 +179,9 @@ impl Rounds {
 
     /// Forgets the last agreements of communicators that are not open any more: nobody opens an agreement there.
     pub(super) fn forget_closed(&mut self, is_open: impl Fn(u64) -> bool) {
-        if self.last.len() >= self.crowded {
+        if self.last.len() >= self.sweep_from {
             self.last.retain(|communicator, _| is_open(*communicator));
-            self.crowded = MAX_REMEMBERED.max(2 * self.last.len());
+            self.sweep_from = MAX_REMEMBERED.max(2 * self.last.len());
         }
     }
 
