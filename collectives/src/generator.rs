@@ -333,11 +333,11 @@ mod tests {
         }
     }
 
-    /// Makes a rank's plan by every algorithm that supports the task.
+    /// Makes a rank's plan by every algorithm that supports the task. The builder panics if a lane is too long.
     fn make_plans(task: &Task, rank: u32) {
         for algorithm in Algorithm::ALL {
             if algorithm.supports(task).is_ok() {
-                assert!(algorithm.plan(task, rank).lanes.iter().all(|lane| lane.len() <= 1 << 16));
+                drop(algorithm.plan(task, rank));
             }
         }
     }

@@ -43,7 +43,7 @@ pub(crate) fn foreseen(shared: &Shared, core: &Core, call: &Call) -> Option<GpuP
     core.gpu.foreseen(call, group.rank == call.root, group.routes.iter().all(Route::uses_adapters))
 }
 
-/// Prepares for a call, or for a group of messages: lets registrations go that are too many.
+/// Prepares for a call, or for a group of messages: deregisters the allocations beyond the limit.
 pub(crate) fn begin(core: &mut Core) {
     core.gpu.regions.shrink(&mut core.engine);
 }

@@ -264,9 +264,8 @@ impl Planner {
         self.order == Order::Canonical
     }
 
-    /// Uses this knowledge of the network from now on.
+    /// Uses this knowledge of the network from now on. The caller has set the default floating-point mode.
     pub(crate) fn learn(&mut self, network: Knowledge) {
-        let _floats = DefaultFloats::enter();
         self.model = network.apply(self.model);
         let is_alone = |speeds: &Vec<u32>| speeds.len() == self.hosts.len();
         self.speeds = network.between().and_then(Between::speeds).filter(is_alone).map(Into::into);

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// The entries used last: [`MOST`] of them, or as many as have [`MOST_STEPS`] steps if those are fewer, and at most twice
-/// as many.
+/// A cache of the entries used last. It begins to forget once there are more than [`MOST`], or once their plans have more
+/// than [`MOST_STEPS`] steps, and holds about twice as many at most. The newest entry always stays.
 #[derive(Debug)]
 pub(super) struct Recent<K, V> {
     /// Steps of the plan in an entry.
@@ -19,7 +19,8 @@ pub(super) struct Recent<K, V> {
 /// sizes or roots must not use ever more memory.
 const MOST: usize = 1024;
 
-/// Number of steps that are always remembered, with 12 MiB. In a job of a thousand ranks, one plan may have thousands.
+/// Steps of plans that are always remembered; they take 12 MiB. In a job of a thousand ranks, one plan may have
+/// thousands.
 const MOST_STEPS: usize = 1 << 18;
 
 impl<K: Eq + Hash, V: Clone> Recent<K, V> {

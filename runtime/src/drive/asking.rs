@@ -17,9 +17,9 @@ pub(super) const ANSWER_MAX: Duration = Duration::from_millis(200);
 /// Peers asked per question: enough to find a culprit, few enough to be answered at once.
 const PEERS_ASKED: usize = 4;
 
-/// The awaited peers that a wait needs.
+/// How many of the awaited peers a wait needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Needs {
+pub(super) enum Awaits {
     All,
     /// Any one of them is enough, as for a receive from any source.
     Any,
@@ -56,7 +56,7 @@ pub(super) fn ask_through(
 pub(super) fn examine(
     shared: &Shared,
     waited: Waited,
-    needs: Needs,
+    needs: Awaits,
     awaited: impl Fn(&Core) -> Vec<u32>,
     suspected: bool,
 ) -> Result<Suspicion> {
@@ -70,9 +70,9 @@ pub(super) fn examine(
     answers.retain(|(peer, _)| peers.contains(peer));
     let has_left = |peer: u32| shared.membership.departed(peer);
     let departed = |peer| match needs {
-        Needs::All => has_left(peer),
+        Awaits::All => has_left(peer),
         // Such a wait is over only if all have left.
-        Needs::Any => peers.iter().all(|peer| has_left(*peer)),
+        Awaits::Any => peers.iter().all(|peer| has_left(*peer)),
     };
     let own = |sequence| shared.core().calls.recorder.find(sequence);
     match judge(&answers, own, departed, suspected) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::{Armed, ParkBy};
 
-use super::asking::{self, Needs};
+use super::asking::{self, Awaits};
 use super::{
     End, News, Patience, Step, Suspicion, Waiter, fail, orphans, time_out, timed_out, until, wake_tasks,
 };
@@ -321,7 +321,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         let core = self.core();
         let (shared, goal, waited) = (self.shared, &self.goal, self.waited);
         timed_out::note_unheard(shared, &core);
-        let needs = if goal.is_from_any(&core) { Needs::Any } else { Needs::All };
+        let needs = if goal.is_from_any(&core) { Awaits::Any } else { Awaits::All };
         drop(core);
         let suspects_polled = std::mem::take(&mut self.suspects_polled);
         let is_over = |core: &Core| goal.operation().is_some_and(|id| core.engine.is_done(id));
@@ -332,7 +332,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         }
         // No thread waits for the collectives that the program polls.
         let suspected = suspected && suspects_polled;
-        let found = asking::examine(shared, waited, Needs::All, Core::polled_wait_for, suspected)?;
+        let found = asking::examine(shared, waited, Awaits::All, Core::polled_wait_for, suspected)?;
         self.suspects_polled = found == Suspicion::HasLeft;
         Ok(found)
     }

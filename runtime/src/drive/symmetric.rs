@@ -27,6 +27,7 @@ pub(super) unsafe fn run_symmetric<'a>(
     limit: Duration,
 ) -> Result<(CoreGuard<'a>, bool)> {
     let combine = begun.combine(shared, call)?;
+    // Dropped last: taking the buffers back, after `lend`, is part of the call.
     let _whole = Whole::new();
     // If the call is dropped before it is done, it takes the buffers back. By then the communicator has been aborted: by
     // the error, or by `lend` if the call panics.

@@ -48,7 +48,8 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
         let answers = shared.membership.ask_all(&others, LAST_ANSWER_MAX);
         let answers: Vec<_> = others.into_iter().zip(answers).collect();
         answers.iter().for_each(|(rank, status)| add_cuts(shared, &mut cuts, *rank, status.as_ref()));
-        // A rank that waits for a message may still be the one that holds up all others.
+        // If every such rank waits for another one, in a message or an earlier collective, it may still be the one that holds
+        // up all others.
         let is_one_known = asked.iter().any(|asked| is_outside(&asked));
         let waits = || answers.iter().find(is_outside).filter(|_| !is_one_known);
         let culprit = answers.iter().find(holds_up).or_else(waits);

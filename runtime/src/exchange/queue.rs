@@ -224,7 +224,9 @@ mod tests {
             let mut is_over = exchange.compiled.exchange(1, &[1], needs).expect("the same call");
             assert!(exchange.arm(None).is_none(), "the publications of the others would wake it");
             assert!(is_over || exchange.arm(Some(turn)).is_some());
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
             while !is_over {
+                assert!(std::time::Instant::now() < deadline, "the other rank has not come");
                 std::thread::yield_now();
                 is_over = exchange.compiled.exchange(1, &[1], needs).expect("the same call");
             }
