@@ -134,7 +134,8 @@ pub(crate) mod result {
     pub(crate) const FENCED: c_int = 13;
     pub(crate) const MINORITY: c_int = 14;
 
-    /// Whether it stands for an error after which the communicator is beyond use (see `Error::is_fatal`).
+    /// Whether it stands for an error after which the communicator cannot be used: those of `Error::is_fatal`, and the
+    /// causes of `Aborted` that have codes of their own.
     pub(crate) const fn is_fatal(code: c_int) -> bool {
         matches!(code, MISMATCH | PEER_LOST | TIMEOUT | ABORTED | TRANSPORT | REVOKED | FENCED | MINORITY)
     }

@@ -153,8 +153,8 @@ class Meeting:
             missing = [at for at in range(1, len(self._members)) if at not in here]
             # At the same time, since each that cannot be reached takes the time of an answer.
             with ThreadPoolExecutor(max_workers=_ASKED) as asking:
-                for at in missing:
-                    asking.submit(self._look_at, at, over, ended)
+                # The list raises what a call has raised.
+                list(asking.map(lambda at: self._look_at(at, over, ended), missing))
 
     def _look_at(self, at: int, over: threading.Event, ended: dict[int, str]) -> None:
         if over.is_set():
