@@ -12,6 +12,7 @@ use kolo_verbs::{
 use super::NAME;
 use super::options::RdmaOptions;
 use crate::error::{Error, ErrorKind};
+use crate::tcp::prefix_of;
 
 /// Maximum number of ports used, which fit into an address.
 pub(super) const RAILS_MAX: usize = 4;
@@ -26,6 +27,8 @@ pub(super) struct Rail {
     pub(super) lid: u16,
     pub(super) gid: Gid,
     pub(super) kind: GidKind,
+    /// Length in bits of the prefix of the network of the GID's address, if it is one of this host's addresses.
+    pub(super) prefix: Option<u8>,
     pub(super) rate_mbps: Option<u32>,
     pub(super) numa_node: Option<u32>,
     /// Whether the device reports no more events, because it is gone.
@@ -116,6 +119,7 @@ fn rail(
         lid: port.lid,
         gid: entry.gid,
         kind: entry.kind,
+        prefix: prefix_of(ip(entry.gid)),
         rate_mbps: port.rate_mbps,
         numa_node: report.numa_node,
         mute: false,

@@ -6,7 +6,7 @@ use kolo_verbs::GidKind;
 
 use super::address::RailAddress;
 use super::rails::{Rail, ip};
-use crate::tcp::is_neighbour;
+use crate::tcp::same_network;
 
 /// Rails of this side and of the peer, by number, that reach each other.
 pub(super) type Pairs = Vec<(u8, u8)>;
@@ -70,14 +70,14 @@ fn reaches(rail: &Rail, peer: &RailAddress) -> Result<(), String> {
             true => Ok(()),
             false => Err("another InfiniBand subnet".into()),
         },
-        GidKind::RoceV1 | GidKind::RoceV2 => routed(ip(rail.gid), ip(peer.gid)),
+        GidKind::RoceV1 | GidKind::RoceV2 => routed(ip(rail.gid), rail.prefix, ip(peer.gid)),
     }
 }
 
 /// Checks that the kernel's routes lead from one address to the other, since RoCE follows them. RoCE looks for a route by
 /// the interface of the address, and so finds the network of that address also where another interface in the same
 /// network comes first.
-fn routed(from: IpAddr, to: IpAddr) -> Result<(), String> {
+fn routed(from: IpAddr, prefix: Option<u8>, to: IpAddr) -> Result<(), String> {
     if let IpAddr::V6(address) = to
         && (address.segments()[0] & 0xffc0) == 0xfe80
     {
@@ -99,7 +99,7 @@ fn routed(from: IpAddr, to: IpAddr) -> Result<(), String> {
     if source.ip() == to {
         return Err("it is on this host, and an adapter does not reach another one on its own host".into());
     }
-    if is_neighbour(from, to) {
+    if prefix.is_some_and(|prefix| same_network(from, to, prefix)) {
         return Ok(());
     }
     Err(format!("packets there leave from {}, not from {from}", source.ip()))
@@ -108,6 +108,16 @@ fn routed(from: IpAddr, to: IpAddr) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_in_the_network_of_the_rail_is_reached_whatever_the_routes_say() {
+        // Packets to loopback addresses leave from 127.0.0.1.
+        let [from, to] = [IpAddr::from([127, 0, 0, 9]), [127, 0, 0, 2].into()];
+        assert_eq!(routed(from, Some(8), to), Ok(()));
+        let refused = routed(from, Some(32), to).expect_err("another network");
+        assert!(refused.contains("leave from 127.0.0.1, not from 127.0.0.9"), "{refused}");
+        assert!(routed(from, None, to).is_err());
+    }
 
     #[test]
     fn each_rail_without_a_partner_is_named_with_the_reason() {

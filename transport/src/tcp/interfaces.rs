@@ -128,14 +128,13 @@ fn is_of(entry: &str, name: &str) -> bool {
     entry.strip_prefix('=').map_or_else(|| name.starts_with(entry), |exact| exact == name)
 }
 
-/// Returns whether another address is in the network of an address of this host.
-pub(crate) fn is_neighbour(own: IpAddr, other: IpAddr) -> bool {
-    let holds = |known: &Interface| known.ip == own && same_network(own, other, known.prefix);
-    enumerate().is_ok_and(|here| here.up.iter().any(holds))
+/// Returns the length in bits of the prefix of the network of an address of this host.
+pub(crate) fn prefix_of(own: IpAddr) -> Option<u8> {
+    enumerate().ok()?.up.iter().find(|known| known.ip == own).map(|known| known.prefix)
 }
 
 /// Returns whether the two addresses are in one network.
-pub(super) fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
+pub(crate) fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
     match (a, b) {
         (IpAddr::V4(a), IpAddr::V4(b)) => {
             let shift = 32 - u32::from(prefix.min(32));

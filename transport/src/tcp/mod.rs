@@ -65,7 +65,7 @@ pub use accept::RejectedConnections;
 pub use address::Network;
 pub use endpoint::TcpEndpoint;
 pub use interfaces::admitted;
-pub(crate) use interfaces::is_neighbour;
+pub(crate) use interfaces::{prefix_of, same_network};
 pub use options::{Congestion, Family, TcpOptions};
 pub use port::{HELLO_MAGIC_BYTES, HELLO_START_BYTES, OWNER_IS_FULL, OWNER_MAGIC, Port};
 pub use relay::{RELAY_CALL_BYTES, RELAY_MAGIC_BYTES, RELAY_READY, RelayCall};
