@@ -163,7 +163,7 @@ impl Communicator {
             // All members have come. From now on, all of them decide when the time of one is over.
             coming = Until::Deciding(until.deadline());
             if left.flags == 0 {
-                return Err(self.came_too_late(operation));
+                return Err(self.came_too_late(operation, began));
             }
             let ranks: Vec<u32> = left.members.iter().collect();
             let (made, admitted) = form(&ranks, left.seed)
@@ -202,7 +202,7 @@ impl Communicator {
                             return Err(match self.lack_of_descriptors(operation, began) {
                                 Some(lack) => lack,
                                 // If the time was too short, no rank is to blame.
-                                None if coming.is_over() => self.came_too_late(operation),
+                                None if coming.is_over() => self.came_too_late(operation, began),
                                 None => problem.unwrap_or_else(|| self.not_made(operation)),
                             });
                         }
@@ -315,7 +315,12 @@ impl Communicator {
         Error::Aborted { context, by, kind, reason: reason.to_owned() }
     }
 
-    fn came_too_late(&self, operation: &str) -> Error {
+    /// Returns the error of a call for which the time was too short. If this rank lacked descriptors meanwhile, the error
+    /// says so, since that took the time.
+    fn came_too_late(&self, operation: &str, began: Instant) -> Error {
+        if let Some(lack) = self.lack_of_descriptors(operation, began) {
+            return lack;
+        }
         let reason = "a live rank did not make this call in time, or the time was too short to complete it; every \
              rank gets this error";
         let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Timeout);

@@ -303,11 +303,8 @@ impl Listener {
         opening: &Opening,
         patience: Duration,
     ) -> std::result::Result<BoxedStream, ConnectError> {
-        let answer = at.connect(self.locality(locality), credentials, opening, patience).await;
-        if let Err(ConnectError::Silent(why)) = &answer {
-            self.shortage.note_text(why);
-        }
-        answer
+        let reached = self.reach(at, locality, credentials, opening, patience).await;
+        reached.map(|(stream, _)| stream)
     }
 
     /// Connects in order to join the coordinator behind the listener. Also returns the address that answered.
@@ -319,7 +316,22 @@ impl Listener {
         regroup_id: RegroupId,
         patience: Duration,
     ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
-        at.reach(self.locality(locality), credentials, &Opening::Join { regroup_id }, patience).await
+        self.reach(at, locality, credentials, &Opening::Join { regroup_id }, patience).await
+    }
+
+    async fn reach(
+        &self,
+        at: &ListenerAddress,
+        locality: Locality,
+        credentials: Credentials,
+        opening: &Opening,
+        patience: Duration,
+    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
+        let reached = at.reach(self.locality(locality), credentials, opening, patience).await;
+        if let Err(ConnectError::Silent(why)) = &reached {
+            self.shortage.note_text(why);
+        }
+        reached
     }
 }
 
