@@ -100,8 +100,8 @@ pub(crate) const MAX_LISTENER_ADDRESSES: usize = 8;
 /// scope) takes 33 bytes.
 pub(crate) const MAX_LISTENER_BYTES: usize = 32 + MAX_LISTENER_ADDRESSES * 33;
 
-/// Most newcomers that wait at one listener. Their facts, of some 300 bytes each, fit into one blob when members tell
-/// each other who is waiting.
+/// Most newcomers that wait at one listener. Their facts, of some 300 bytes each and twice that at most, fit into one
+/// blob when members tell each other who is waiting.
 pub(crate) const MAX_WAITING_NEWCOMERS: usize = 64;
 
 /// Longest silence of a newcomer that fetches a copy of the state, and longest time for one answer to it. It says
@@ -157,6 +157,8 @@ const _: () = assert!(MAX_DECIDED * (MAX_WORLD_SIZE as usize / 64 * 10 + 100) < 
 const _: () = assert!(MAX_HELLO_FRAME < MAX_FRAME_TO_COORDINATOR);
 const _: () = assert!(MAX_FRAME_TO_COORDINATOR < MAX_FRAME_FROM_COORDINATOR);
 const _: () = assert!(MAX_BLOB_BYTES <= MAX_EXCHANGE_BYTES);
+const _: () =
+    assert!(MAX_WAITING_NEWCOMERS * (MAX_NAME_BYTES + MAX_LISTENER_BYTES + 128) + 128 < MAX_BLOB_BYTES);
 const _: () = assert!(
     MAX_WORLD_SIZE as usize * (2 * MAX_NAME_BYTES + MAX_LISTENER_BYTES + 128) < MAX_FRAME_FROM_COORDINATOR
 );

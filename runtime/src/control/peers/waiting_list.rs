@@ -21,7 +21,7 @@ use crate::control::abort::{AbortCause, AbortFlag, AbortKind};
 use crate::control::coordinator::{BoxedStream, write_frames};
 use crate::control::handshake::VERSION;
 use crate::control::wire::{clip, decode, encode, foreign, invalid, read_frame};
-use crate::job::limits::{MAX_BLOB_BYTES, MAX_MEMBER_ADDRESSES, MAX_WAITING_NEWCOMERS};
+use crate::job::limits::{MAX_BLOB_BYTES, MAX_MEMBER_ADDRESSES, MAX_NAME_BYTES, MAX_WAITING_NEWCOMERS};
 
 /// Identifies a group of ranks, however its members change.
 pub(crate) type GroupId = [u8; 16];
@@ -55,6 +55,13 @@ impl Newcomer {
     /// Describes it: "process 4711 on node7".
     pub(crate) fn who(&self) -> String {
         format!("process {} on {}", self.pid, self.hostname)
+    }
+
+    /// Cuts what the members tell each other of it: one newcomer must not keep the others from being told.
+    fn bounded(mut self) -> Self {
+        self.listener = self.listener.bounded();
+        self.hostname = clip(self.hostname, MAX_NAME_BYTES);
+        self
     }
 }
 
@@ -254,6 +261,7 @@ impl WaitingList {
         let FromNewcomer::Hello(newcomer) = hello else {
             return Err(invalid("it has not said who it is".into()));
         };
+        let newcomer = newcomer.bounded();
         let objection = self
             .objection(&newcomer)
             .map(|(problem, remedy)| ToNewcomer::Refused { problem: clip(problem, usize::MAX), remedy });

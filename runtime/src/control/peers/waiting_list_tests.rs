@@ -2,6 +2,7 @@ use super::*;
 use crate::control::handshake::Credentials;
 use crate::control::peers::acceptor::Opening;
 use crate::control::peers::listener::{ConnectError, Listener, Locality};
+use crate::job::limits::{MAX_LISTENER_ADDRESSES, MAX_TEXT_BYTES};
 use crate::join::{JoinSpec, Locator};
 
 const GROUP: GroupId = [9; 16];
@@ -159,6 +160,21 @@ async fn a_newcomer_of_the_largest_group_hears_of_some_listeners() {
         panic!("no welcome")
     };
     assert_eq!(addresses.len(), MAX_MEMBER_ADDRESSES);
+}
+
+/// Otherwise one newcomer could keep the members from telling each other who is waiting, and so from growing.
+#[tokio::test(flavor = "current_thread")]
+async fn a_newcomer_that_tells_too_much_of_itself_is_cut_short() {
+    let (listener, own) = (Listener::open_for_threads().unwrap(), Listener::open_for_threads().unwrap());
+    let waiting_list = waiting_list(&listener);
+    let mut hello = newcomer(&own);
+    hello.hostname = "x".repeat(MAX_TEXT_BYTES);
+    hello.listener.addresses = vec![([10, 0, 0, 1], 7).into(); 2000];
+    let welcome = answer(&own, &listener, &FromNewcomer::Hello(hello)).await;
+    assert!(matches!(welcome, Some(ToNewcomer::Welcome { .. })), "{welcome:?}");
+    let kept = waiting_list.newcomers().remove(0);
+    assert_eq!(kept.hostname.len(), MAX_NAME_BYTES);
+    assert_eq!(kept.listener.addresses.len(), MAX_LISTENER_ADDRESSES);
 }
 
 #[tokio::test(flavor = "current_thread")]
