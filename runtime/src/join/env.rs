@@ -328,7 +328,7 @@ fn is_on_one_host(world_size: u32, environment: Environment<'_>) -> bool {
     is_all("WORLD_SIZE") && is_all("LOCAL_WORLD_SIZE")
 }
 
-fn seconds(environment: Environment<'_>, name: &str) -> Result<Option<Duration>> {
+pub(super) fn seconds(environment: Environment<'_>, name: &str) -> Result<Option<Duration>> {
     let Some(value) = set(environment, name) else { return Ok(None) };
     match value.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= MOST_PATIENCE.as_secs_f64() => {

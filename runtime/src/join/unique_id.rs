@@ -4,10 +4,12 @@
 //! the port from the making of the id until rank 0 has joined: the kernel gives a bound port neither to a bind to port
 //! 0 nor to an outgoing connection. Rank 0's own listener may still bind it, because both sockets set `SO_REUSEADDR`
 //! and only one listens. Rank 0 may even be another process of this host than the one that made the id. Before rank 0
-//! listens, the kernel refuses connections, and ranks try again.
+//! listens, the kernel refuses connections, and ranks try again. A process that makes many ids for ranks 0 of other
+//! processes keeps none of these sockets for longer than ranks wait for each other.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use kolo_transport::tcp::{Reuse, in_port_range};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -16,7 +18,7 @@ use super::addresses::address_towards;
 use super::{JoinSpec, Locator, env};
 use crate::config::{check_unicode, parse_port_range};
 use crate::error::{Error, Result};
-use crate::job::JobSecret;
+use crate::job::{DEFAULT_JOIN_TIMEOUT, JobSecret};
 
 /// Bytes of a [`UniqueId`].
 pub const UNIQUE_ID_BYTES: usize = 128;
@@ -45,9 +47,15 @@ pub struct Reservation {
     _socket: Socket,
 }
 
-/// The ports reserved for ids whose rank 0 has not joined yet. The program holds an id as plain bytes, so a socket can
-/// only be found by comparing ids.
-static RESERVED: Mutex<Vec<(UniqueId, Socket)>> = Mutex::new(Vec::new());
+/// A port that is reserved for an id whose rank 0 has not joined yet.
+struct Reserved {
+    id: UniqueId,
+    made: Instant,
+    socket: Socket,
+}
+
+/// The reserved ports. The program holds an id as plain bytes, so a socket can only be found by comparing ids.
+static RESERVED: Mutex<Vec<Reserved>> = Mutex::new(Vec::new());
 
 impl UniqueId {
     /// Makes an id. Rank 0 must join on this host. `host` is the name or address by which the others reach it; by
@@ -74,7 +82,10 @@ impl UniqueId {
             Error::system("asking for random bytes", std::io::Error::other(error.to_string()))
         })?;
         let id = encode(&host, port, &secret)?;
-        RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push((id, socket));
+        let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        drop_old(&mut reserved, now, join_timeout());
+        reserved.push(Reserved { id, made: now, socket });
         Ok(id)
     }
 
@@ -114,9 +125,20 @@ impl UniqueId {
     /// joined or failed to.
     pub fn take_reservation(&self) -> Option<Reservation> {
         let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = reserved.iter().position(|(made, _)| made == self)?;
-        Some(Reservation { _socket: reserved.swap_remove(at).1 })
+        let at = reserved.iter().position(|port| port.id == *self)?;
+        Some(Reservation { _socket: reserved.swap_remove(at).socket })
     }
+}
+
+/// Drops the ports that were reserved for longer than ranks wait for each other. Rank 0 is then another process, which
+/// this one does not see join.
+fn drop_old(reserved: &mut Vec<Reserved>, now: Instant, join_timeout: Duration) {
+    reserved.retain(|port| now.saturating_duration_since(port.made) <= join_timeout);
+}
+
+fn join_timeout() -> Duration {
+    let set = env::seconds(&super::process_environment, "KOLO_JOIN_TIMEOUT").ok().flatten();
+    set.map_or(DEFAULT_JOIN_TIMEOUT, |limit| limit.max(DEFAULT_JOIN_TIMEOUT))
 }
 
 fn encode(host: &str, port: u16, secret: &[u8; SECRET_BYTES]) -> Result<UniqueId> {
@@ -191,6 +213,20 @@ mod tests {
         assert!(encode("", 1, &[0; SECRET_BYTES]).is_err());
         assert!(encode(&"x".repeat(HOST_MOST), 1, &[0; SECRET_BYTES]).is_ok());
         assert!(encode(&"x".repeat(HOST_MOST + 1), 1, &[0; SECRET_BYTES]).is_err());
+    }
+
+    #[test]
+    fn ports_for_ranks_0_of_other_processes_are_not_kept_for_ever() {
+        let (now, limit) = (Instant::now(), Duration::from_secs(5));
+        let port = |made| {
+            let (port, socket) = bind_at(0, Reuse::Yes).unwrap();
+            Reserved { id: encode("node7", port, &[5; SECRET_BYTES]).unwrap(), made, socket }
+        };
+        let mut reserved = vec![port(now), port(now + limit)];
+        drop_old(&mut reserved, now + limit, limit);
+        assert_eq!(reserved.len(), 2, "their ranks 0 may still join");
+        drop_old(&mut reserved, now + 2 * limit, limit);
+        assert_eq!(reserved.iter().map(|port| port.made).collect::<Vec<_>>(), [now + limit]);
     }
 
     #[test]
