@@ -57,7 +57,7 @@ async fn connect_to_one(
 }
 
 /// Tries all addresses, each a little after the one before. The first answer counts, and so does a refusal of the proven
-/// address.
+/// address, or another process there, which may be of another version.
 async fn race(
     candidates: &[SocketAddr],
     stagger: Duration,
@@ -71,7 +71,10 @@ async fn race(
         attempts.spawn(async move {
             tokio::time::sleep(stagger * i as u32).await;
             match attempt(address, &credentials, patience).await {
-                Err(ConnectError::Refused(text)) if is_proven => {
+                // All members have one version and one secret, so who differs there is not the member.
+                Err(ConnectError::Refused(text) | ConnectError::Misfit { problem: text, .. })
+                    if is_proven =>
+                {
                     Err(ConnectError::Gone(format!("{text}: its process has ended")))
                 }
                 outcome => outcome.map(|stream| (stream, address)),
@@ -198,6 +201,24 @@ mod tests {
         assert_eq!(reached.map_err(ConnectError::text), Ok(all[2]));
         let outcome = connect(&all[..2]).await.err();
         assert!(matches!(outcome, Some(ConnectError::Gone(_))), "{outcome:?}");
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_job_of_another_kind_at_a_members_port_shows_that_the_member_has_ended() {
+        let mut spec = JoinSpec::new(0, 2, Locator::Local(Default::default()), "a test");
+        spec.one_host = true;
+        let member = Listener::open_port(&spec).await.unwrap();
+        let credentials = member.address().credentials(&spec);
+        spec.secret = crate::job::JobSecret::new("x");
+        let other = Listener::open_port(&spec).await.unwrap();
+        let at = [SocketAddr::from(([127, 0, 0, 1], other.address().port().unwrap()))];
+        let patience = Duration::from_secs(20);
+        let proven = Locality::Proven(at[0].ip());
+        let outcome = connect_to_one(&at, proven, &credentials, patience).await.err();
+        assert!(matches!(outcome, Some(ConnectError::Gone(_))), "{outcome:?}");
+        // A newcomer is told why it does not fit.
+        let outcome = connect_to_one(&at, Locality::SameHost, &credentials, patience).await.err();
+        assert!(matches!(outcome, Some(ConnectError::Misfit { .. })), "{outcome:?}");
     }
 
     #[tokio::test(flavor = "current_thread")]
