@@ -81,7 +81,7 @@ pub(crate) fn exchange(
             shared.send(&ToCoordinator::Withdraw { key });
             state = shared.lock();
         } else {
-            break Err(late(shared.rank, &[]));
+            break Err(unanswered(context.clone(), started.elapsed(), members));
         }
     };
     state.exchanges.remove(&key);
@@ -136,6 +136,19 @@ fn without_coordinator(context: &ErrorContext, members: &[u32], loss: &Loss) -> 
     }
 }
 
+/// Makes the error if the coordinator does not even say who is missing.
+fn unanswered(mut context: ErrorContext, after: Duration, members: &[u32]) -> Error {
+    let place = members.iter().position(|&member| member == 0);
+    if place.is_none() {
+        context.operation += " (world rank 0, which runs the control plane, does not answer)";
+    }
+    let silent = |place| {
+        let why = "it runs the control plane and does not answer".to_owned();
+        AwaitedRank::new(place as u32, PeerState::Silent, why)
+    };
+    Error::Timeout { context, after, waiting_for: place.map(silent).into_iter().collect() }
+}
+
 fn timeout(
     context: &ErrorContext,
     started: Instant,
@@ -159,4 +172,19 @@ fn timeout(
         })
         .collect();
     Error::Timeout { context: context.clone(), after, waiting_for }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exchange_without_an_answer_blames_world_rank_0() {
+        let context = || ErrorContext { operation: "exchange 0".to_owned(), ..ErrorContext::default() };
+        let told = |members: &[u32]| unanswered(context(), Duration::from_secs(1), members).to_string();
+        let with = told(&[3, 0]);
+        assert!(with.contains("waiting for rank 1 (it runs the control plane"), "{with}");
+        let without = told(&[3, 4]);
+        assert!(without.contains("world rank 0, which runs the control plane, does not answer"), "{without}");
+    }
 }
