@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::Communicator;
 use crate::call::Waited;
-use crate::communicator::{patience, regroup};
+use crate::communicator::{Making, patience, regroup, renumbered};
 use crate::control::{AdmittedNewcomer, Disagreement, Purpose, Until};
 use crate::drive;
 use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, PeerState, Result};
@@ -120,9 +120,16 @@ impl Communicator {
     pub(super) fn shrink_until(&self, until: Until) -> Result<Self> {
         self.shared.check_process(|| Waited::other("shrink"))?;
         self.form_again(Purpose::Shrink, "shrink", until, |ranks, seed| {
-            let made = regroup(&self.shared, ranks, seed, until.deadline()).and_then(Self::make)?;
-            Ok((made, Vec::new()))
+            let making = regroup(&self.shared, ranks, seed, until.deadline())
+                .map_err(|error| renumbered(error, self.rank(), ranks))?;
+            Ok((self.make_next(making)?, Vec::new()))
         })
+    }
+
+    /// Makes the next communicator. Its errors name ranks of this one.
+    pub(super) fn make_next(&self, making: Making) -> Result<Self> {
+        let before = making.world.ranks_before().unwrap_or_default().to_vec();
+        Self::make(making).map_err(|error| renumbered(error, self.rank(), &before))
     }
 
     /// Makes another communicator of the members that live, by `form`. Tries again when members have died or

@@ -156,7 +156,7 @@ impl Communicator {
         self.shared.check_process(|| Waited::other("grow"))?;
         self.form_again(Purpose::Grow, "grow", until, |ranks, seed| {
             let growth = grow(&self.shared, &Left { ranks, seed }, places, until.deadline())?;
-            Ok((Self::make(growth.making)?, growth.admitted))
+            Ok((self.make_next(growth.making)?, growth.admitted))
         })
     }
 

@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 use super::agreement::{self, Agreed};
 use super::assignment::{Assignment, Holder, Listed, Places, assign};
 use super::connect::{Making, WORLD, broken};
+use super::renumbering::renumbered;
 use super::shared::{Shared, World};
 use super::survivors::{Elastic, Lineage, NEWCOMER};
 use crate::config::Config;
@@ -66,7 +67,8 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
     };
     let first = world_ranks.first().and_then(|first| control.member_address(*first));
     let count = world_ranks.len() as u32;
-    let interim = control.regroup(spec(derive(&left.seed, b"interim"), own as u32, count, first, None))?;
+    let interim = control.regroup(spec(derive(&left.seed, b"interim"), own as u32, count, first, None));
+    let interim = interim.map_err(|error| renumbered(error, shared.group.rank, left.ranks))?;
     let members: Arc<[u32]> = (0..count).collect();
     let watch = Arc::new(interim.register(INTERIM, members.clone()));
     let attempt = || -> Result<Growth> {
@@ -94,7 +96,8 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
                 let _ = cause.map(|cause| sound.send(absence(cause, &ranks)));
             }
         }));
-        let next = control.regroup(spec(regroup_id, place, world_size, at, Some(alarm)))?;
+        let next = control.regroup(spec(regroup_id, place, world_size, at, Some(alarm)));
+        let next = next.map_err(|error| renumbered(error, shared.group.rank, &lineage.ranks_before))?;
         let world = World::changed(
             next,
             lineage,
@@ -119,28 +122,6 @@ fn absence(cause: AbortCause, ranks: &[u32]) -> Absence {
         // The reason names the rank that has given up, or the newcomer that is gone.
         _ => Absence { rank: None, why: cause.reason },
     }
-}
-
-/// Translates the ranks in an error from those of the interim members to those of the communicator.
-fn renumbered(mut error: Error, own: u32, ranks: &[u32]) -> Error {
-    let translate = |rank: &mut u32| *rank = ranks.get(*rank as usize).copied().unwrap_or(*rank);
-    match &mut error {
-        Error::PeerLost { context, peer, .. } => {
-            context.rank = own;
-            translate(peer);
-        }
-        Error::Aborted { context, by, .. } => {
-            context.rank = own;
-            translate(by);
-        }
-        Error::Timeout { context, waiting_for, .. } => {
-            context.rank = own;
-            waiting_for.iter_mut().for_each(|awaited| translate(&mut awaited.rank));
-        }
-        Error::Usage { context, .. } => context.rank = own,
-        _ => {}
-    }
-    error
 }
 
 /// Assembles the parts of the communicator, once all ranks are there.
@@ -338,7 +319,6 @@ pub(super) fn open_waiting_list(shared: &Shared) -> Option<Arc<WaitingList>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::LossCause;
 
     /// Ranks 0 and 2 of the communicator are gone, so the interim member 1 is rank 3.
     const LEFT: [u32; 3] = [1, 3, 4];
@@ -349,15 +329,5 @@ mod tests {
         assert_eq!(absence(lost, &LEFT).to_string(), "rank 3 cannot take part: its connection broke");
         let newcomer = AbortCause::new(1, AbortKind::Transport, "a newcomer is gone: process 7 on node1");
         assert_eq!(absence(newcomer, &LEFT).to_string(), "a newcomer is gone: process 7 on node1");
-    }
-
-    #[test]
-    fn errors_among_the_interim_members_name_ranks_of_the_communicator() {
-        let (context, detail) = (context(2), "gone".to_owned());
-        let error = Error::PeerLost { context, peer: 0, cause: LossCause::Closed, detail };
-        match renumbered(error, 4, &LEFT) {
-            Error::PeerLost { context, peer, .. } => assert_eq!((context.rank, peer), (4, 1)),
-            other => panic!("{other}"),
-        }
     }
 }
