@@ -163,6 +163,7 @@ impl Communicator {
         form: impl Fn(&[u32], [u8; 32]) -> Result<(Self, Vec<AdmittedNewcomer>)>,
     ) -> Result<Self> {
         let (mut in_vain, mut coming, began) = (0, until, Instant::now());
+        let mut last: Option<Error> = None;
         loop {
             // A rank whose time is over has none to make a communicator, so no rank begins.
             let flags = if coming.is_over() { 0 } else { u64::MAX };
@@ -170,7 +171,7 @@ impl Communicator {
             // All members have come. From now on, all of them decide when the time of one is over.
             coming = Until::Deciding(until.deadline());
             if left.flags == 0 {
-                return Err(self.came_too_late(operation, began));
+                return Err(self.came_too_late(operation, began, last));
             }
             let ranks: Vec<u32> = left.members.iter().collect();
             let (made, admitted) = form(&ranks, left.seed)
@@ -206,14 +207,10 @@ impl Communicator {
                         // this one. All ranks see and count the same.
                         in_vain += 1;
                         if met.flags & MAY_RETRY == 0 || in_vain == REGROUP_ATTEMPTS {
-                            return Err(match self.lack_of_descriptors(operation, began) {
-                                Some(lack) => lack,
-                                // If the time was too short, no rank is to blame.
-                                None if coming.is_over() => self.came_too_late(operation, began),
-                                None => problem.unwrap_or_else(|| self.not_made(operation)),
-                            });
+                            return Err(self.gave_up(operation, began, coming, problem, last));
                         }
                     }
+                    last = problem.or(last);
                 }
                 (Err(error), made) => {
                     let _ = made.map(|made| made.abort("the remaining ranks could not confirm it"));
@@ -322,16 +319,38 @@ impl Communicator {
         Error::Aborted { context, by, kind, reason: reason.to_owned() }
     }
 
+    /// Returns the error of ranks that give up although none has died. `problem` is that of the last attempt here, and
+    /// `earlier` that of one before.
+    fn gave_up(
+        &self,
+        operation: &str,
+        began: Instant,
+        coming: Until,
+        problem: Option<Error>,
+        earlier: Option<Error>,
+    ) -> Error {
+        match self.lack_of_descriptors(operation, began) {
+            Some(lack) => lack,
+            // If the time was too short, no rank is to blame.
+            None if coming.is_over() => self.came_too_late(operation, began, problem.or(earlier)),
+            None => problem.unwrap_or_else(|| self.not_made(operation)),
+        }
+    }
+
     /// Returns the error of a call for which the time was too short. If this rank lacked descriptors meanwhile, the error
-    /// says so, since that took the time.
-    fn came_too_late(&self, operation: &str, began: Instant) -> Error {
+    /// says so, since that took the time. So does an attempt that failed here.
+    fn came_too_late(&self, operation: &str, began: Instant, last: Option<Error>) -> Error {
         if let Some(lack) = self.lack_of_descriptors(operation, began) {
             return lack;
         }
-        let reason = "a live rank did not make this call in time, or the time was too short to complete it; every \
-             rank gets this error";
+        let mut reason = "a live rank did not make this call in time, or the time was too short to complete it; \
+                          every rank gets this error"
+            .to_owned();
+        if let Some(last) = last {
+            reason += &format!(", and on this one an attempt failed before ({last})");
+        }
         let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Timeout);
-        Error::Aborted { context, by, kind, reason: reason.to_owned() }
+        Error::Aborted { context, by, kind, reason }
     }
 
     /// Returns an error if this process has lacked descriptors for connections to other members since then.
