@@ -320,8 +320,9 @@ impl Agreement {
         self.unanswered(member, now) > self.settings.silent_after
     }
 
-    /// Returns the lowest member that is neither gone nor silent.
-    fn proposer(&self, now: Duration) -> u32 {
+    /// Returns the lowest member that is neither gone nor silent: it collects the votes, so it alone knows who is late.
+    #[must_use]
+    pub fn proposer(&self, now: Duration) -> u32 {
         let me = self.settings.me;
         self.others()
             .find(|other| *other > me || !self.is_silent(*other, now))

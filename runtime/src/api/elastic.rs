@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Communicator;
 use crate::call::Waited;
 use crate::communicator::{Making, patience, regroup, renumbered};
-use crate::control::{AdmittedNewcomer, Disagreement, Purpose, Until};
+use crate::control::{AdmittedNewcomer, Disagreement, Missing, Purpose, Until};
 use crate::drive;
 use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, PeerState, Result};
 use crate::job::deadline_after;
@@ -294,8 +294,8 @@ impl Communicator {
         let agreed = self.shared.membership.agree(purpose, flags, silent_after, until);
         agreed.map_err(|disagreement| {
             let disagreement = match (purpose, disagreement) {
-                (Purpose::Confirm | Purpose::Enter, Disagreement::Timeout { late, silent }) => {
-                    Disagreement::Unheard { late, silent }
+                (Purpose::Confirm | Purpose::Enter, Disagreement::Timeout(missing)) => {
+                    Disagreement::Unheard(missing)
                 }
                 (_, other) => other,
             };
@@ -397,26 +397,19 @@ impl Communicator {
                 );
                 aborted(self.rank(), AbortReason::Minority, reason)
             }
-            Disagreement::Unheard { late, silent } => {
+            Disagreement::Unheard(missing) => {
+                let (silent, alive) = (&missing.silent, missing.alive());
                 let reason = format!(
                     "this rank has not heard what the others have decided, and they may have gone on without \
-                     it (silent: {silent:?}, alive: {late:?}){own_fault}"
+                     it (silent: {silent:?}, alive: {alive:?}){own_fault}"
                 );
                 aborted(self.rank(), AbortReason::Minority, reason)
             }
-            Disagreement::Timeout { late, silent } => {
-                if let Some(lack) = lack {
-                    return lack;
-                }
-                let awaited = |ranks: Vec<u32>, state: fn() -> PeerState, how: &str| {
-                    let rank = |rank| AwaitedRank::new(rank, state(), how.to_owned());
-                    ranks.into_iter().map(rank).collect::<Vec<_>>()
-                };
-                let mut waiting_for =
-                    awaited(late, || PeerState::Late, &format!("it is alive but has not called {operation}"));
-                waiting_for.extend(awaited(silent, || PeerState::Silent, "it does not answer"));
-                Error::Timeout { context, after: since.elapsed(), waiting_for }
-            }
+            Disagreement::Timeout(missing) => lack.unwrap_or_else(|| Error::Timeout {
+                context,
+                after: since.elapsed(),
+                waiting_for: awaited(missing, operation),
+            }),
             Disagreement::Mismatch => {
                 let problem = "the ranks made different calls: all live ranks must call agree, shrink and \
                                grow in the same order";
@@ -429,6 +422,21 @@ impl Communicator {
             }
         }
     }
+}
+
+/// Says for which ranks an agreement has waited in vain.
+fn awaited(missing: Missing, operation: &str) -> Vec<AwaitedRank> {
+    let late = |rank| {
+        AwaitedRank::new(rank, PeerState::Late, format!("it is alive but has not called {operation}"))
+    };
+    let silent = |rank| AwaitedRank::new(rank, PeerState::Silent, "it does not answer".to_owned());
+    let collector = |rank| {
+        let detail =
+            format!("it collects the votes, and it or a rank that it waits for has not called {operation}");
+        AwaitedRank::new(rank, PeerState::Unknown, detail)
+    };
+    let all = missing.late.into_iter().map(late).chain(missing.silent.into_iter().map(silent));
+    all.chain(missing.collector.map(collector)).collect()
 }
 
 /// Returns the flags that tell the others how making a communicator has ended here.

@@ -12,6 +12,7 @@ use super::coordinator::{BoxedStream, Coordinator};
 use super::invitation::Invitation;
 use super::peers::Agreed;
 use super::peers::listener::{ConnectError, Listener, ListenerAddress, Locality, RegroupId};
+use super::peers::missing::Missing;
 use super::peers::rounds::RoundKey;
 use super::peers::snapshots::SnapshotServer;
 use super::peers::waiting_list::{GroupId, MemberAddress, WaitingList};
@@ -70,9 +71,9 @@ pub(crate) enum Disagreement {
     /// Not enough members answer for a quorum.
     Minority { silent: Vec<u32> },
     /// The deadline passed.
-    Timeout { late: Vec<u32>, silent: Vec<u32> },
+    Timeout(Missing),
     /// The deadline passed, and the others may have decided, so this member must not go on as before.
-    Unheard { late: Vec<u32>, silent: Vec<u32> },
+    Unheard(Missing),
     /// The members made calls that do not match.
     Mismatch,
     /// This rank has no listener through which to reach the others.
@@ -303,7 +304,7 @@ impl Membership {
             Agreed::Decided(decision) => Ok(decision),
             Agreed::LeftBehind { by } => Err(Disagreement::Fenced { by }),
             Agreed::Stranded { silent } => Err(Disagreement::Minority { silent }),
-            Agreed::Late { late, silent } => Err(Disagreement::Timeout { late, silent }),
+            Agreed::Late(missing) => Err(Disagreement::Timeout(missing)),
         }
     }
 }

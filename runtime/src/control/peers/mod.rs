@@ -13,6 +13,7 @@ mod dissemination;
 pub(super) mod evidence;
 mod in_process;
 pub(super) mod listener;
+pub(super) mod missing;
 mod reconnects;
 pub(super) mod rounds;
 pub(super) mod snapshots;
@@ -41,6 +42,7 @@ use connection::Connection;
 use dissemination::Abort;
 use evidence::{Seen, localities};
 use listener::{ConnectError, Listener, ListenerAddress, Locality};
+use missing::Missing;
 use reconnects::Reconnects;
 use rounds::{Receipt, RoundKey, Rounds};
 use watches::Watch;
@@ -81,7 +83,7 @@ pub(crate) enum Agreed {
     /// Not enough members answer for a quorum.
     Stranded { silent: Vec<u32> },
     /// This member's deadline passed.
-    Late { late: Vec<u32>, silent: Vec<u32> },
+    Late(Missing),
 }
 
 /// An event for the task.
@@ -207,7 +209,7 @@ impl Peers {
         deadline: Instant,
         grace: Option<Duration>,
     ) -> Agreed {
-        let lost = || Agreed::Late { late: Vec::new(), silent: Vec::new() };
+        let lost = || Agreed::Late(Missing::default());
         let (reply, outcome) = std::sync::mpsc::channel();
         let _ = self.events.send(Event::Vote { key, members: members.clone(), vote, silent_after, reply });
         let mut agreed = outcome.recv_timeout(deadline.saturating_duration_since(Instant::now()));

@@ -8,6 +8,7 @@ use kolo_membership::{Agreement, Message, Settings, State, Vote};
 use serde::{Deserialize, Serialize};
 
 use super::acceptor::Decided;
+use super::missing::Missing;
 use super::{Agreed, Reply};
 use crate::job::limits::{AGREEMENT_BEAT, MAX_REMEMBERED, STRANDED_SILENCES};
 
@@ -227,11 +228,15 @@ impl Rounds {
         if let Some(round) = self.rounds.get_mut(&key)
             && let Some(reply) = round.reply.take()
         {
-            let (late, silent) = match round.agreement.state(now) {
-                State::Open { late, silent } => (late, silent),
-                _ => (Vec::new(), Vec::new()),
+            let missing = match round.agreement.state(now) {
+                State::Open { late, silent } => {
+                    let collector = Some(round.agreement.proposer(now));
+                    let is_other = |member: &u32| round.members[*member as usize] != self.me;
+                    Missing { late, silent, collector: collector.filter(is_other) }
+                }
+                _ => Missing::default(),
             };
-            let _ = reply.send(Agreed::Late { late, silent });
+            let _ = reply.send(Agreed::Late(missing));
         }
     }
 
@@ -491,6 +496,22 @@ mod tests {
             all[0].receive(1, of(communicator), vote.clone(), Some(members.clone()), &none);
         }
         assert!(all[0].take_messages().is_empty() && all[0].rounds.is_empty());
+    }
+
+    /// Member 0 answers for its program, which has not called. It alone would know that member 1 is not late.
+    #[test]
+    fn a_member_that_gives_up_names_the_one_that_collects_the_votes() {
+        let (members, none): (Arc<[u32]>, _) = ([4, 5].into(), BTreeSet::new());
+        let mut all = [4, 5].map(|me| Rounds::new(me, Instant::now()));
+        let outcome = vote(&mut all[1], &members, 1);
+        for (from, to) in [(1, 0), (0, 1)] {
+            for (_, key, message) in all[from].take_messages() {
+                all[to].receive(4 + from as u32, key, message, Some(members.clone()), &none);
+            }
+        }
+        all[1].give_up(KEY);
+        let Ok(Agreed::Late(missing)) = outcome.try_recv() else { panic!("it has given up") };
+        assert_eq!(missing, Missing { collector: Some(0), ..Missing::default() });
     }
 
     /// A program that hears it may leave at once, so its rank must have recorded it by then.
