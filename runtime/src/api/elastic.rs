@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::Communicator;
 use crate::call::Waited;
 use crate::communicator::{Making, patience, regroup, renumbered};
-use crate::control::{AdmittedNewcomer, Disagreement, Missing, Purpose, Until};
+use crate::control::{AdmittedNewcomer, Disagreement, Missing, Purpose, Silent, Until};
 use crate::drive;
 use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, PeerState, Result};
 use crate::job::deadline_after;
@@ -343,12 +343,12 @@ impl Communicator {
         if let Some(lack) = self.lack_of_descriptors(operation, began) {
             return lack;
         }
-        let mut reason = "a live rank did not make this call in time, or the time was too short to complete it; \
-                          every rank gets this error"
-            .to_owned();
-        if let Some(last) = last {
-            reason += &format!(", and on this one an attempt failed before ({last})");
-        }
+        let general = "a live rank did not make this call in time, or the time was too short to complete it; every \
+             rank gets this error";
+        let reason = match last {
+            Some(last) => format!("{general}, and on this one an attempt failed before ({last})"),
+            None => general.to_owned(),
+        };
         let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Timeout);
         Error::Aborted { context, by, kind, reason }
     }
@@ -390,18 +390,20 @@ impl Communicator {
             }
             Disagreement::Minority { silent } => {
                 let is_alone = silent.len() as u32 + 1 == self.world_size();
+                let (silent, reasons) = Silent::told(&silent);
                 let whose = if is_alone { "no other rank answers, so this one is alone: " } else { "" };
                 let reason = format!(
                     "{whose}too few ranks answer to go on: {silent:?} are silent but not known to have \
-                     ended, so they may still be running where this rank cannot reach them{own_fault}"
+                     ended, so they may still be running where this rank cannot reach \
+                     them{reasons}{own_fault}"
                 );
                 aborted(self.rank(), AbortReason::Minority, reason)
             }
             Disagreement::Unheard(missing) => {
-                let (silent, alive) = (&missing.silent, missing.alive());
+                let ((silent, reasons), alive) = (Silent::told(&missing.silent), missing.alive());
                 let reason = format!(
                     "this rank has not heard what the others have decided, and they may have gone on without \
-                     it (silent: {silent:?}, alive: {alive:?}){own_fault}"
+                     it (silent: {silent:?}, alive: {alive:?}){reasons}{own_fault}"
                 );
                 aborted(self.rank(), AbortReason::Minority, reason)
             }
@@ -426,10 +428,12 @@ impl Communicator {
 
 /// Says for which ranks an agreement has waited in vain.
 fn awaited(missing: Missing, operation: &str) -> Vec<AwaitedRank> {
-    let late = |rank| {
-        AwaitedRank::new(rank, PeerState::Late, format!("it is alive but has not called {operation}"))
+    let late =
+        |rank| AwaitedRank::new(rank, PeerState::Late, format!("it is alive but has not called {operation}"));
+    let silent = |Silent { rank, why }| {
+        let detail = why.map_or_else(String::new, |why| format!(": {why}"));
+        AwaitedRank::new(rank, PeerState::Silent, format!("it does not answer{detail}"))
     };
-    let silent = |rank| AwaitedRank::new(rank, PeerState::Silent, "it does not answer".to_owned());
     let collector = |rank| {
         let detail =
             format!("it collects the votes, and it or a rank that it waits for has not called {operation}");

@@ -82,7 +82,7 @@ pub(crate) use coordinator::Coordinator;
 pub(crate) use fetcher::{Fetcher, Job, News, Requests};
 pub(crate) use newcomer::{Applicant, Offer, first_invitation};
 pub(crate) use peers::listener::ListenerAddress;
-pub(crate) use peers::missing::Missing;
+pub(crate) use peers::missing::{Missing, Silent};
 pub(crate) use peers::snapshots::{Hash, Snapshot, SnapshotServer};
 pub(crate) use peers::waiting_list::{
     Admission, AdmittedNewcomer, GroupId, MemberAddress, Newcomer, WaitingList,

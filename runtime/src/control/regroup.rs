@@ -12,7 +12,7 @@ use super::coordinator::{BoxedStream, Coordinator};
 use super::invitation::Invitation;
 use super::peers::Agreed;
 use super::peers::listener::{ConnectError, Listener, ListenerAddress, Locality, RegroupId};
-use super::peers::missing::Missing;
+use super::peers::missing::{Missing, Silent};
 use super::peers::rounds::RoundKey;
 use super::peers::snapshots::SnapshotServer;
 use super::peers::waiting_list::{GroupId, MemberAddress, WaitingList};
@@ -69,7 +69,7 @@ pub(crate) enum Disagreement {
     /// The others have gone on without this member. `by` is one of them.
     Fenced { by: u32 },
     /// Not enough members answer for a quorum.
-    Minority { silent: Vec<u32> },
+    Minority { silent: Vec<Silent> },
     /// The deadline passed.
     Timeout(Missing),
     /// The deadline passed, and the others may have decided, so this member must not go on as before.

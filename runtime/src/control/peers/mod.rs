@@ -42,7 +42,7 @@ use connection::Connection;
 use dissemination::Abort;
 use evidence::{Seen, localities};
 use listener::{ConnectError, Listener, ListenerAddress, Locality};
-use missing::Missing;
+use missing::{Missing, Silent};
 use reconnects::Reconnects;
 use rounds::{Receipt, RoundKey, Rounds};
 use watches::Watch;
@@ -81,7 +81,7 @@ pub(crate) enum Agreed {
     /// The others have gone on without this member. `by` is one of them.
     LeftBehind { by: u32 },
     /// Not enough members answer for a quorum.
-    Stranded { silent: Vec<u32> },
+    Stranded { silent: Vec<Silent> },
     /// This member's deadline passed.
     Late(Missing),
 }
@@ -336,6 +336,7 @@ impl Task {
             Event::Reconnected { rank, outcome } => self.reconnect_ended(rank, outcome),
             Event::Received { rank, message } => {
                 self.last_heard.insert(rank, Instant::now());
+                self.rounds.note_reached(rank);
                 self.receive(rank, message);
             }
             Event::Ended { rank, connection } => {
@@ -375,6 +376,7 @@ impl Task {
             Ok(stream) => {
                 self.connecting.remove(&rank);
                 self.failures.remove(&rank);
+                self.rounds.note_reached(rank);
                 self.adopt(rank, stream);
             }
             Err(ConnectError::Gone(text)) => self.gone(rank, text),
@@ -397,6 +399,7 @@ impl Task {
             ) => {
                 let text = error.text();
                 tracing::debug!(rank = self.shared.rank, silent = rank, text, "no connection to a member");
+                self.rounds.note_unreachable(rank, text);
                 self.awaiting_ack.remove(&rank);
                 let failures = self.failures.entry(rank).or_default();
                 *failures += 1;

@@ -70,10 +70,13 @@ impl Task {
     }
 
     pub(super) fn reconnect_ended(&mut self, rank: u32, outcome: Result<BoxedStream, ConnectError>) {
-        if let Err(ConnectError::Silent(_) | ConnectError::Refused(_) | ConnectError::Misfit { .. }) = outcome
-        {
-            return; // There is a connection, and there are other attempts.
-        }
+        let outcome = match outcome {
+            // There is a connection, and there are other attempts.
+            Err(
+                error @ (ConnectError::Silent(_) | ConnectError::Refused(_) | ConnectError::Misfit { .. }),
+            ) => return self.rounds.note_unreachable(rank, error.text()),
+            outcome => outcome,
+        };
         for attempt in self.reconnects.attempts.remove(&rank).into_iter().flatten() {
             attempt.abort();
         }

@@ -8,7 +8,7 @@ use kolo_membership::{Agreement, Message, Settings, State, Vote};
 use serde::{Deserialize, Serialize};
 
 use super::acceptor::Decided;
-use super::missing::Missing;
+use super::missing::{Missing, Silent};
 use super::{Agreed, Reply};
 use crate::job::limits::{AGREEMENT_BEAT, MAX_REMEMBERED, STRANDED_SILENCES};
 
@@ -61,6 +61,8 @@ pub(super) struct Rounds {
     decided: Vec<Decided>,
     /// Outcomes for waiting programs.
     replies: Vec<(Reply, Agreed)>,
+    /// Why the last attempts to connect to members failed, by world rank.
+    unreachable: BTreeMap<u32, String>,
     longest_silence: Duration,
 }
 
@@ -99,12 +101,23 @@ impl Rounds {
             news: Vec::new(),
             decided: Vec::new(),
             replies: Vec::new(),
+            unreachable: BTreeMap::new(),
             longest_silence: USUAL_SILENCE,
         }
     }
 
     fn clock(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Records why there is no connection to a member.
+    pub(super) fn note_unreachable(&mut self, rank: u32, why: String) {
+        self.unreachable.insert(rank, why);
+    }
+
+    /// Records that a member could be reached.
+    pub(super) fn note_reached(&mut self, rank: u32) {
+        self.unreachable.remove(&rank);
     }
 
     /// Returns the longest silence that any member tolerates.
@@ -231,6 +244,7 @@ impl Rounds {
             let missing = match round.agreement.state(now) {
                 State::Open { late, silent } => {
                     let collector = Some(round.agreement.proposer(now));
+                    let silent = Silent::all(silent, &round.members, &self.unreachable);
                     let is_other = |member: &u32| round.members[*member as usize] != self.me;
                     Missing { late, silent, collector: collector.filter(is_other) }
                 }
@@ -344,7 +358,10 @@ impl Rounds {
                 round.is_told = true;
                 let agreed = match state.clone() {
                     State::Decided(decision) => Agreed::Decided(decision),
-                    _ => Agreed::Stranded { silent: round.agreement.silent(now) },
+                    _ => {
+                        let silent = round.agreement.silent(now);
+                        Agreed::Stranded { silent: Silent::all(silent, &round.members, &self.unreachable) }
+                    }
                 };
                 self.replies.push((reply, agreed));
             }
