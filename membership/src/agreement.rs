@@ -1,5 +1,7 @@
 //! One agreement, as one member sees it.
 
+mod quorum;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -56,6 +58,8 @@ pub struct Agreement {
     /// Votes that others have sent to this member.
     votes: BTreeMap<u32, Vote>,
     gone: Set,
+    /// Members that have given up: they propose nothing and have no vote any more, but still answer ballots.
+    given_up: Set,
     /// Time at which each member was last heard.
     heard: BTreeMap<u32, Duration>,
     /// Time since which an answer of each member is expected.
@@ -88,6 +92,7 @@ impl Agreement {
             overdue: None,
             votes: BTreeMap::new(),
             gone: Set::default(),
+            given_up: Set::default(),
             heard: BTreeMap::new(),
             asked: BTreeMap::new(),
             promised: Ballot::default(),
@@ -174,7 +179,7 @@ impl Agreement {
         }
         let (silent, awaited): (Vec<u32>, Vec<u32>) = self
             .others()
-            .filter(|other| !self.votes.contains_key(other))
+            .filter(|other| !self.has_no_more_to_say(*other))
             .partition(|other| self.is_silent(*other, now));
         let late = if self.proposer(now) == self.settings.me { awaited } else { Vec::new() };
         State::Open { late, silent }
@@ -210,7 +215,7 @@ impl Agreement {
             // A member that has voted and falls silent may by now vote to another member, which it
             // takes for the proposer.
             let quiet = |other: &u32| self.unanswered(*other, now) >= self.settings.beat * TAKEOVER_BEATS;
-            let is_missing = |other: &u32| !self.votes.contains_key(other) || quiet(other);
+            let is_missing = |other: &u32| !self.has_no_more_to_say(*other) || quiet(other);
             let question = self.overdue.map_or(Message::Asked, |kinds| Message::Overdue { kinds });
             for other in self.others().filter(is_missing).collect::<Vec<_>>() {
                 self.ask(other, question.clone(), now);
@@ -261,6 +266,10 @@ impl Agreement {
             self.heard.insert(from, now);
         }
         match message {
+            Message::Vote(_) | Message::Asked | Message::Overdue { .. } if self.stranded => {
+                // Its caller has been told, so others must neither count its vote nor wait for its proposals.
+                self.out.push((from, Message::Stranded));
+            }
             Message::Vote(vote) => {
                 self.votes.insert(from, vote);
                 // This sign of life keeps other members from taking over while the votes of others are awaited.
@@ -278,7 +287,7 @@ impl Agreement {
             Message::Accepted { ballot, gone } => self.answered(from, ballot, Phase::Accept, gone),
             Message::Refused { promised } => self.refused(promised, now),
             Message::Decided(value) => self.decide(value),
-            Message::Stranded => self.stranded |= self.own.is_some() && self.proposer(now) == from,
+            Message::Stranded => self.gave_up(from, now),
         }
         self.step(now);
     }
@@ -320,11 +329,12 @@ impl Agreement {
         self.unanswered(member, now) > self.settings.silent_after
     }
 
-    /// Returns the lowest member that is neither gone nor silent: it collects the votes, so it alone knows who is late.
+    /// Returns the lowest member that is neither gone nor silent, and has not given up: it collects the votes, so it alone knows who is late.
     #[must_use]
     pub fn proposer(&self, now: Duration) -> u32 {
         let me = self.settings.me;
         self.others()
+            .filter(|other| !self.given_up.contains(*other))
             .find(|other| *other > me || !self.is_silent(*other, now))
             .map_or(me, |other| other.min(me))
     }
@@ -359,9 +369,14 @@ impl Agreement {
         while self.advance() {}
     }
 
-    /// Whether every member has voted, is gone, or is silent.
+    /// Whether every member has voted, has given up, is gone, or is silent.
     fn is_ready(&self, now: Duration) -> bool {
-        self.others().all(|other| self.votes.contains_key(&other) || self.is_silent(other, now))
+        self.others().all(|other| self.has_no_more_to_say(other) || self.is_silent(other, now))
+    }
+
+    /// Whether a member has voted or given up.
+    fn has_no_more_to_say(&self, member: u32) -> bool {
+        self.votes.contains_key(&member) || self.given_up.contains(member)
     }
 
     /// Begins the first phase of a new ballot.
@@ -412,7 +427,8 @@ impl Agreement {
             kinds: own.kinds,
             seed: own.seed,
         };
-        for (other, vote) in self.votes.iter().filter(|(other, _)| !self.gone.contains(**other)) {
+        let is_out = |other: u32| self.gone.contains(other) || self.given_up.contains(other);
+        for (other, vote) in self.votes.iter().filter(|(other, _)| !is_out(**other)) {
             value.members.insert(*other);
             value.flags &= vote.flags;
             value.kinds |= vote.kinds;
@@ -434,39 +450,6 @@ impl Agreement {
             self.asked.entry(other).or_insert(now);
         }
         self.request_all();
-    }
-
-    fn is_quorum(&self, answers: &BTreeMap<u32, Set>) -> bool {
-        let (members, me) = (self.settings.members as usize, self.settings.me);
-        #[cfg(test)]
-        if self.flaw == Some(crate::simulator::Flaw::AnyHalf) && 2 * answers.len() >= members {
-            return true;
-        }
-        if 2 * answers.len() > members || (2 * answers.len() == members && answers.contains_key(&0)) {
-            return true;
-        }
-        let has_taken_over = |other: u32| answers.get(&other).is_some_and(|gone| gone.includes(&self.gone));
-        (0..self.settings.members)
-            .all(|other| other == me || self.gone.contains(other) || has_taken_over(other))
-    }
-
-    /// Tracks how long no quorum has been in reach, and gives up after too long.
-    fn judge(&mut self, now: Duration) {
-        let here: BTreeMap<u32, Set> = std::iter::once(self.settings.me)
-            .chain(self.others().filter(|other| !self.is_silent(*other, now)))
-            .map(|other| (other, self.gone.clone()))
-            .collect();
-        if self.is_quorum(&here) {
-            self.alone_since = None;
-            return;
-        }
-        let since = *self.alone_since.get_or_insert(now);
-        if now - since >= self.settings.stranded_after {
-            self.stranded = true;
-            for other in self.others().collect::<Vec<_>>() {
-                self.out.push((other, Message::Stranded));
-            }
-        }
     }
 
     /// Takes over the members that a proposer considers gone. Returns false if this member is one of them.

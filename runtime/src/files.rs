@@ -1,12 +1,21 @@
 //! Files that settings name.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
 
 /// Longest such file, in bytes: enough for a set of plans with the most steps allowed, twice over.
 const MOST_BYTES: u64 = 64 << 20;
+
+/// Longest wait for a text to be written. Only a file system that does not answer takes longer.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
+
+/// Texts to write next, by file. Each file that is here has a thread at work.
+static UNWRITTEN: Mutex<BTreeMap<PathBuf, Option<String>>> = Mutex::new(BTreeMap::new());
 
 /// Reads a text, but no endless one, such as a device.
 ///
@@ -41,6 +50,47 @@ pub(crate) fn replace_secret(path: &Path, text: &[u8]) -> Result<()> {
         let _ = fs::remove_file(&draft);
     }
     written
+}
+
+/// Replaces a file as [`replace_secret`] does, but on another thread, for which it waits a second at most: the file
+/// system may not answer. Of several texts that wait for one file, the last is written. `failed` is told of failures.
+///
+/// # Errors
+/// The system's, if it refuses a thread.
+pub(crate) fn keep_secret(path: &Path, text: String, failed: impl Fn(&Error) + Send + 'static) -> Result<()> {
+    if unwritten().insert(path.to_owned(), Some(text)).is_some() {
+        return Ok(());
+    }
+    let (done, written) = mpsc::channel::<()>();
+    let file = path.to_owned();
+    let write = move || {
+        let _done = done;
+        while let Some(text) = next_text(&file) {
+            if let Err(error) = replace_secret(&file, text.as_bytes()) {
+                failed(&error);
+            }
+        }
+    };
+    std::thread::Builder::new().name("kolo-invite".to_owned()).spawn(write).inspect_err(|_| {
+        unwritten().remove(path);
+    })?;
+    // Nothing is ever sent here. The other end is dropped.
+    let _ = written.recv_timeout(WRITTEN_WITHIN);
+    Ok(())
+}
+
+fn unwritten() -> MutexGuard<'static, BTreeMap<PathBuf, Option<String>>> {
+    UNWRITTEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the text that is to be written next. If there is none, the thread's work is done.
+fn next_text(path: &Path) -> Option<String> {
+    let mut unwritten = unwritten();
+    let text = unwritten.get_mut(path).and_then(Option::take);
+    if text.is_none() {
+        unwritten.remove(path);
+    }
+    text
 }
 
 fn text_of_users(path: &Path, users: &[u32]) -> Result<String> {
@@ -91,6 +141,33 @@ mod tests {
         fs::create_dir(folder.path().join("folder")).unwrap();
         replace_secret(&folder.path().join("folder"), b"one").unwrap_err();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_secret_is_kept_by_another_thread_which_tells_of_failures() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("secret");
+        for text in ["one", "two"] {
+            keep_secret(&path, text.to_owned(), |error| panic!("{error}")).unwrap();
+            assert_eq!(own_text_of(&path).unwrap(), text);
+        }
+        let (tell, told) = mpsc::channel();
+        let nowhere = folder.path().join("none/secret");
+        keep_secret(&nowhere, "one".to_owned(), move |error| tell.send(error.kind()).unwrap()).unwrap();
+        assert_eq!(told.recv(), Ok(ErrorKind::NotFound));
+        assert!(!unwritten().contains_key(&path));
+    }
+
+    /// A thread that hangs is at work on the first text.
+    #[test]
+    fn nobody_waits_for_a_file_system_that_does_not_answer_again_and_again() {
+        let path = Path::new("/nowhere/at/all/secret");
+        unwritten().insert(path.to_owned(), None);
+        for text in ["two", "three"] {
+            keep_secret(path, text.to_owned(), |_| unreachable!("no other thread is started")).unwrap();
+        }
+        assert_eq!([next_text(path), next_text(path)], [Some("three".to_owned()), None]);
+        assert!(!unwritten().contains_key(path));
     }
 
     #[test]

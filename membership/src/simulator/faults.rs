@@ -32,7 +32,12 @@ pub(super) struct Scenario {
     pub(super) suspects: bool,
     /// How long members wait for those that do not call; for ever if `None`. If set, some members call much later.
     pub(super) patience: Option<Duration>,
+    /// How long a member without a quorum goes on.
+    pub(super) stranded_after: Duration,
 }
+
+/// Longer than any repair takes. A process that gave up earlier would be lost to the others.
+const LONG: Duration = Duration::from_secs(20);
 
 /// Faults begin before this time. After it everything is repaired, and the living must reach decisions.
 pub(super) const MENDED: Duration = Duration::from_secs(6);
@@ -72,6 +77,7 @@ impl Scenario {
             call_max: Duration::from_millis([1, 100, 2500][random.below(3) as usize]),
             suspects: random.one_in(4),
             patience: random.one_in(3).then(|| ms(&mut random, 2000)),
+            stranded_after: if random.one_in(4) { ms(&mut random, 2000) } else { LONG },
         }
     }
 }

@@ -207,3 +207,67 @@ fn time_in_which_a_member_was_itself_held_up_is_no_silence_of_others() {
     let (member, _) = waits_in_vain(20, Duration::from_millis(100));
     assert!(member.silent(Duration::from_secs(2)).contains(&0));
 }
+
+/// Cuts some members off from each other for a number of beats. Each votes at its own beat. Returns how the agreement has
+/// ended for each.
+fn cut_off(votes_at: &[u32], beats_of_cut: u32) -> Vec<State> {
+    let (beat, silent_after) = (Duration::from_millis(100), Duration::from_secs(1));
+    let count = votes_at.len() as u32;
+    let mut members: Vec<Agreement> = (0..count)
+        .map(|me| {
+            let settings =
+                Settings { members: count, me, beat, silent_after, stranded_after: 4 * silent_after };
+            Agreement::new(settings, Duration::ZERO)
+        })
+        .collect();
+    for beats in 0..200 {
+        let now = beat * beats;
+        for me in 0..count as usize {
+            if beats == votes_at[me] {
+                members[me].vote(Vote { kinds: 1, flags: 1, seed: [0; 32] }, now);
+            }
+            members[me].tick(now);
+        }
+        loop {
+            let sent: Vec<(u32, u32, Message)> = (0..count)
+                .flat_map(|from| {
+                    let messages = members[from as usize].take_messages();
+                    messages.into_iter().map(move |(to, message)| (from, to, message))
+                })
+                .collect();
+            if sent.is_empty() || beats < beats_of_cut {
+                break;
+            }
+            for (from, to, message) in sent {
+                members[to as usize].receive(from, message, now);
+            }
+        }
+    }
+    members.iter().map(|member| member.state(beat * 200)).collect()
+}
+
+/// Member 0 has voted first and gives up. The network works again before the others would.
+#[test]
+fn a_majority_goes_on_without_the_lowest_member_if_that_has_given_up() {
+    let ends = cut_off(&[0, 5, 5], 53);
+    assert!(matches!(&ends[1], State::Decided(decision) if !decision.members.contains(0)), "{ends:?}");
+    assert_eq!(ends[1], ends[2]);
+}
+
+/// Members 0 and 1 of five are silent, so the others leave the decision to member 2.
+#[test]
+fn a_member_gives_up_with_the_proposer_unless_it_hears_a_majority() {
+    let (beat, silent_after) = (Duration::from_millis(100), Duration::from_secs(1));
+    let settings = Settings { members: 5, me: 4, beat, silent_after, stranded_after: 4 * silent_after };
+    let now = 2 * silent_after;
+    let ends = [&[2][..], &[2, 3]].map(|heard| {
+        let mut member = Agreement::new(settings, now);
+        member.suspect(0, now);
+        member.suspect(1, now);
+        member.vote(Vote { kinds: 1, flags: 1, seed: [0; 32] }, now);
+        heard.iter().for_each(|from| member.receive(*from, Message::Here, now));
+        member.receive(2, Message::Stranded, now);
+        member.state(now)
+    });
+    assert_eq!(ends, [State::Stranded, State::Open { late: vec![], silent: vec![0, 1] }]);
+}

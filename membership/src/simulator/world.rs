@@ -21,8 +21,6 @@ const LATE: Duration = Duration::from_secs(20);
 
 const BEAT: Duration = Duration::from_millis(100);
 const SILENT: Duration = Duration::from_secs(1);
-/// Longer than any repair takes. A process that gave up earlier would be lost to the others.
-const STRANDED: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
 enum Event {
@@ -130,7 +128,7 @@ impl World {
             me: place(process).expect("only members begin"),
             beat: BEAT,
             silent_after: SILENT,
-            stranded_after: STRANDED,
+            stranded_after: self.scenario.stranded_after,
         };
         let mut agreement = Agreement::new(settings, self.now);
         agreement.flaw = self.flaw;
@@ -351,11 +349,14 @@ impl World {
     }
 
     /// Checks progress: everything was repaired long ago, so every process that lives and is not fenced must have seen
-    /// all epochs.
+    /// all epochs, or have given up.
     fn check_progress(&self) -> Result<(), String> {
         for (number, process) in self.processes.iter().enumerate() {
             if process.lives && !process.fenced && process.decisions.len() < EPOCHS {
                 let state = process.epochs.last().map(|(_, agreement)| agreement.state(self.now));
+                if state == Some(State::Stranded) {
+                    continue;
+                }
                 return Err(format!(
                     "process {number} lives and hangs in epoch {}: {state:?}",
                     process.decisions.len()

@@ -9,7 +9,7 @@ use crate::communicator::{Elastic, Left, Places, WORLD, grow, join_admitted, pat
 use crate::config::Config;
 use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, Until, first_invitation};
 use crate::error::{Error, ErrorContext, Result};
-use crate::files::replace_secret;
+use crate::files::keep_secret;
 use crate::job::{MAX_WORLD_SIZE, deadline_after};
 use crate::join::JoinSpec;
 
@@ -65,17 +65,22 @@ impl Communicator {
         // rank knows which ranks use the same.
         let is_whole = shared.group.id == WORLD;
         let Some(path) = shared.world.elastic.invite.as_ref().filter(|_| is_whole) else { return };
-        let written = self.accept().and_then(|invitation| {
-            replace_secret(path, invitation.to_string().as_bytes())
-                .map_err(|error| Error::system("writing the invitation", error))
-        });
-        if let Err(error) = written {
+        let (rank, file) = (self.rank(), path.clone());
+        let failed = move |error: &dyn std::fmt::Display| {
             tracing::warn!(
-                rank = self.rank(),
-                path = %path.display(),
+                rank,
+                path = %file.display(),
                 %error,
                 "the invitation for newcomers (KOLO_INVITE) could not be written"
             );
+        };
+        let later = failed.clone();
+        let kept = self.accept().and_then(|invitation| {
+            keep_secret(path, invitation.to_string(), move |error| later(error))
+                .map_err(|error| Error::system("writing the invitation", error))
+        });
+        if let Err(error) = kept {
+            failed(&error);
         }
     }
 

@@ -67,9 +67,28 @@ fn warn_of_open_port(spec: &JoinSpec, at: Option<SocketAddr>) {
     });
 }
 
-/// Listens and publishes, on rank 0. `shared` has the addresses at which rank 0 is reachable already; they are
-/// published if the locator lets rank 0 choose.
+/// Listens and publishes, on rank 0, within the time for joining. `shared` has the addresses at which rank 0 is
+/// reachable already; they are published if the locator lets rank 0 choose.
 pub(crate) async fn bind(
+    spec: &JoinSpec,
+    key: &RendezvousKey,
+    shared: Option<Vec<SocketAddr>>,
+) -> Result<Anchor> {
+    // A store's own report, which says more, comes before.
+    let patience = spec.timeout + RETRY_MOST;
+    let bound = tokio::time::timeout(patience, bind_and_publish(spec, key, shared)).await;
+    bound.unwrap_or_else(|_| {
+        let after = spec.timeout.as_secs_f64();
+        Err(Error::Join {
+            rank: Some(0),
+            kind: JoinFailure::Rendezvous,
+            problem: format!("rank 0 could not leave its address at {} within {after:.1} s", spec.locator),
+            remedy: format!("Check whether the file system or server there still answers ({})", spec.source),
+        })
+    })
+}
+
+async fn bind_and_publish(
     spec: &JoinSpec,
     key: &RendezvousKey,
     shared: Option<Vec<SocketAddr>>,
@@ -89,7 +108,8 @@ pub(crate) async fn bind(
             Ok(Anchor { listener: Some(listener), published: None })
         }
         Locator::File { path } => {
-            let posted = file::post(path, addresses, key)?;
+            let (path, key) = (path.clone(), *key);
+            let posted = blocking(move || file::post(&path, addresses, &key)).await?;
             Ok(Anchor { listener, published: Some(Box::new(posted)) })
         }
         Locator::Multicast { group, port, job, interface } => {
@@ -134,7 +154,8 @@ pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
             Ok(Advert { candidates, key: None, origin })
         }
         Locator::File { path } => {
-            let notice = file::read(path)?;
+            let file = path.clone();
+            let notice = blocking(move || file::read(&file)).await?;
             let origin = format!("{} (written by {})", path.display(), notice.writer());
             Ok(Advert { key: notice.key(), candidates: notice.addresses, origin })
         }
@@ -160,6 +181,17 @@ pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
             Ok(Advert { key: notice.key(), candidates: notice.addresses, origin })
         }
         Locator::Local(_) | Locator::Survivors(_) => Err("these ranks meet without addresses".into()),
+    }
+}
+
+/// Makes a call that may block, for example on a file system that does not answer, on a thread of its own. The control
+/// thread also serves the other communicators of this process.
+async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(call).await.map_err(tokio::task::JoinError::try_into_panic) {
+        Ok(returned) => returned,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The control thread is about to end.
+        Err(Err(_)) => std::future::pending().await,
     }
 }
 
@@ -337,4 +369,45 @@ fn reachable_at(listener: &TcpListener) -> Result<Vec<SocketAddr>> {
     }
     let port = address.port();
     Ok(own_addresses().into_iter().map(|address| SocketAddr::new(address, port)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex, mpsc};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::join::Board;
+
+    /// A place that does not answer until the sender is dropped.
+    #[derive(Debug)]
+    struct Hangs(Mutex<mpsc::Receiver<()>>);
+
+    impl Board for Hangs {
+        fn publish(&self, _notice: &[u8]) -> Result<(), String> {
+            let _ = self.0.lock().unwrap().recv();
+            Ok(())
+        }
+
+        fn read(&self) -> Result<Vec<u8>, String> {
+            unreachable!("nobody reads it")
+        }
+
+        fn name(&self) -> String {
+            "a place that hangs".to_owned()
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn rank_0_does_not_wait_for_ever_for_a_place_that_does_not_answer() {
+        let (release, hangs) = mpsc::channel();
+        let board = Locator::Board(Arc::new(Hangs(Mutex::new(hangs))));
+        let mut spec = JoinSpec::new(0, 2, board, "a test");
+        spec.timeout = Duration::from_millis(1);
+        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 7));
+        let error = bind(&spec, &RendezvousKey::default(), Some(vec![at])).await.err();
+        let error = error.expect("it hangs").to_string();
+        assert!(error.contains("could not leave its address at a place that hangs within 0.0 s"), "{error}");
+        drop(release);
+    }
 }

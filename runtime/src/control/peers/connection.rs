@@ -13,6 +13,9 @@ use crate::control::stream;
 use crate::control::wire::{decode, read_frame};
 use crate::job::limits::MAX_FRAME_BETWEEN_MEMBERS;
 
+/// Most connections to one member that are kept: both may have connected at the same time.
+const CONNECTIONS_MAX: usize = 2;
+
 /// A connection to one member. Tasks of its own read and write it.
 pub(super) struct Connection {
     pub(super) number: u64,
@@ -82,6 +85,13 @@ impl Connection {
     }
 }
 
+/// Adds the newest connection to a member. This end sends no more over those that it replaces, so the other end closes
+/// them too. What the other end has sent by then is still read.
+pub(super) fn put_first(connections: &mut Vec<Connection>, newest: Connection) {
+    connections.insert(0, newest);
+    connections.truncate(CONNECTIONS_MAX);
+}
+
 async fn read_frames(
     rank: u32,
     connection: u64,
@@ -97,5 +107,34 @@ async fn read_frames(
     }
     if let Some(events) = events.upgrade() {
         let _ = events.send(Event::Ended { rank, connection });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+    use crate::control::peers::PeerMessage;
+    use crate::control::wire::encode;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_replaced_connection_is_read_to_its_end_and_closed() {
+        let (events, mut inbox) = mpsc::unbounded_channel();
+        let (mut connections, mut far) = (Vec::new(), Vec::new());
+        for number in 0..5 {
+            let (near, end) = tokio::io::duplex(1 << 12);
+            put_first(&mut connections, Connection::new(7, number, Box::new(near), events.clone()));
+            far.push(end);
+        }
+        assert_eq!(connections.iter().map(|connection| connection.number).collect::<Vec<_>>(), [4, 3]);
+        // The other end may have sent something before it noticed.
+        let mut first = far.remove(0);
+        assert_eq!(first.read(&mut [0]).await.unwrap(), 0, "this end sends no more");
+        first.write_all(&encode(&PeerMessage::Ping)).await.unwrap();
+        drop(first);
+        let received = inbox.recv().await;
+        assert!(matches!(received, Some(Event::Received { rank: 7, message: PeerMessage::Ping })));
+        assert!(matches!(inbox.recv().await, Some(Event::Ended { rank: 7, connection: 0 })));
     }
 }

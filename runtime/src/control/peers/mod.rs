@@ -270,7 +270,8 @@ struct Task {
     spec: JoinSpec,
     events: mpsc::WeakUnboundedSender<Event>,
     inbox: mpsc::UnboundedReceiver<Event>,
-    /// Connections to each rank, the newest first. There are two if both have connected at the same time.
+    /// Connections to each rank, the newest first. There are two if both have connected at the same time, or if one was
+    /// replaced.
     connections: BTreeMap<u32, Vec<Connection>>,
     next_connection: u64,
     /// Members to which an attempt to connect is under way (`None`), or the time before which it is not repeated.
@@ -565,7 +566,7 @@ impl Task {
     }
 
     /// Adds a new connection to a rank. The new connection also sends the frames that other connections may not have
-    /// delivered.
+    /// delivered. Connections that it replaces end.
     fn adopt(&mut self, rank: u32, stream: BoxedStream) {
         let Some(events) = self.events.upgrade() else { return };
         let number = self.next_connection;
@@ -577,6 +578,6 @@ impl Task {
         for frame in unacknowledged.into_iter().chain(self.unsent.remove(&rank).unwrap_or_default()) {
             connection.send(frame);
         }
-        connections.insert(0, connection);
+        connection::put_first(connections, connection);
     }
 }
