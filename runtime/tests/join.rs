@@ -9,17 +9,13 @@ use std::time::{Duration, Instant};
 use kolo::error::{Error, Result};
 use kolo::internal::control::{Control, ControlRuntime, ExchangeKey, JobSecret};
 use kolo::{JoinSpec, Locator};
+use kolo_transport::conformance::free_port;
 
 /// Time limit beyond any test's needs on a busy machine. It is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(30);
 
 /// Deadline that a test is meant to reach.
 const SHORT: Duration = Duration::from_millis(400);
-
-/// Returns a port without a listener.
-fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
-}
 
 fn tcp(rank: u32, world_size: u32, port: u16) -> JoinSpec {
     let locator = Locator::Tcp { host: "127.0.0.1".into(), port };

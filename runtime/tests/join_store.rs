@@ -159,7 +159,7 @@ fn a_store_that_is_none_is_named() {
 
 #[test]
 fn an_absent_store_is_named() {
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let port = kolo_transport::conformance::free_port();
     for rank in [0, 1] {
         let locator = Locator::Store { host: "127.0.0.1".into(), port, prefix: "x".into() };
         // This is long enough for one refusal to arrive on a busy machine.

@@ -73,6 +73,8 @@ impl Job {
                     .env("KOLO_WORLD_SIZE", world_size.to_string())
                     .env("KOLO_JOIN_TIMEOUT", "30")
                     .env("KOLO_TIMEOUT", "30")
+                    // A busy machine may keep a rank from its processors for longer than the usual second.
+                    .env("KOLO_SILENT_AFTER", "10")
                     .envs(settings(rank));
                 Process::start(command)
             })

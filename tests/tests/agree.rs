@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kolo::{AbortReason, Communicator, Error, ReduceOp};
 use kolo_tests::arrangement::Arrangement;
-use kolo_tests::watchdog::within;
+use kolo_tests::watchdog::{Gate, within};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -140,22 +140,26 @@ fn different_calls_are_an_error_on_all_ranks() {
 #[test]
 fn who_does_not_call_is_named() {
     within(LIMIT, "late", || {
-        let soon =
-            |config: kolo::Config| config.with(|config| config.join_timeout = Duration::from_millis(700));
+        let soon = |config: kolo::Config| config.with(|config| config.join_timeout = Duration::from_secs(3));
+        let (callers, all) = (Gate::new(2), Gate::new(3));
         Arrangement::Shm.run_with(3, soon, |comm| {
             if comm.rank() == 2 {
-                // This rank lives, and calls when the others have given up.
+                // This rank lives until the others have given up.
                 while comm.error().is_none() {
                     std::thread::yield_now();
                 }
+                all.wait();
                 return;
             }
+            callers.wait();
             let error = comm.agree(1).expect_err("rank 2 does not come");
             let Error::Timeout { waiting_for, .. } = &error else { panic!("{error}") };
             if comm.rank() == 0 {
                 assert_eq!(waiting_for.iter().map(|late| late.rank).collect::<Vec<_>>(), [2], "{error}");
             }
             comm.abort("enough");
+            // A rank that left earlier would not be waited for by one that called later.
+            all.wait();
         });
     });
 }

@@ -156,12 +156,23 @@ fn a_rank_may_die_at_any_moment_of_a_shrink() {
     }
 }
 
-/// Settings with short limits on silence.
-const IMPATIENT: [(&str, &str); 2] = [("KOLO_DEAD_AFTER", "1"), ("KOLO_SILENT_AFTER", "0.5")];
+/// Settings with limits on silence that are short, and longer than a busy machine keeps a healthy rank from its
+/// processors.
+const IMPATIENT: [(&str, &str); 2] = [("KOLO_DEAD_AFTER", "3"), ("KOLO_SILENT_AFTER", "2")];
+
+/// Runs cases in parallel, since each waits some seconds for the limits on silence.
+fn side_by_side<T: Sync>(cases: &[T], body: impl Fn(&T) + Sync) {
+    std::thread::scope(|scope| {
+        for case in cases {
+            let body = &body;
+            scope.spawn(move || body(case));
+        }
+    });
+}
 
 #[test]
 fn a_stopped_rank_that_comes_back_is_told_that_it_is_out() {
-    for (arrangement, stopped) in [(Arrangement::Exchange, 2), (Arrangement::Tcp, 0)] {
+    side_by_side(&[(Arrangement::Exchange, 2), (Arrangement::Tcp, 0)], |&(arrangement, stopped)| {
         let what = format!("{arrangement:?}: rank {stopped} stopped");
         within(LIMIT, &what.clone(), move || {
             let mut job = start_with(arrangement, 4, &["1000"], &IMPATIENT);
@@ -174,51 +185,53 @@ fn a_stopped_rank_that_comes_back_is_told_that_it_is_out() {
             job.ranks[stopped].expect("@fenced");
             stop(&mut job, &left, &what);
         });
-    }
+    });
 }
 
 /// When the rank continues, the others may have gone on without it, or it meets them again: no rank has an error either
 /// way.
 #[test]
 fn a_rank_may_pause_at_any_moment_of_a_shrink() {
-    for (i, delay) in [0, 300, 800, 1500, 3000, 5000].into_iter().enumerate() {
-        // The rank that pauses runs the survivors' coordinator, or is one of the others.
-        let (victim, pauses) = [(3, 0), (0, 1), (1, 2)][i % 3];
-        let arrangement = [Arrangement::Exchange, Arrangement::Tcp][i % 2];
-        let what = format!("{arrangement:?}: {victim} killed, {pauses} pauses {delay} us into the shrink");
-        within(LIMIT, &what.clone(), move || {
-            let mut job = start_with(
-                arrangement,
-                4,
-                &["1000", &format!("{pauses}~{delay}")],
-                &[("KOLO_SILENT_AFTER", "0.5")],
-            );
-            job.ranks[victim].signal(Signal::KILL);
-            job.ranks[pauses].expect_stopped();
-            // The pause is longer than the silence that the others accept, and ends while they find out the reason.
-            std::thread::sleep(Duration::from_millis(750));
-            job.ranks[pauses].signal(Signal::CONT);
-            let left: Vec<usize> = (0..4).filter(|rank| *rank != victim).collect();
-            let fates: Vec<usize> = left
-                .iter()
-                .map(|rank| job.ranks[*rank].expect_any(&["@again ", "@fenced", "@error "]).0)
-                .collect();
-            println!("{what}: {fates:?}");
-            let goes_on: Vec<usize> =
-                left.iter().zip(&fates).filter(|(_, fate)| **fate == 0).map(|(rank, _)| *rank).collect();
-            for (rank, fate) in left.iter().zip(&fates) {
-                assert!(*fate == 0 || (*fate == 1 && *rank == pauses), "{what}: rank {rank}, {fates:?}");
-            }
-            stop(&mut job, &goes_on, &what);
+    // The rank that pauses runs the survivors' coordinator, or is one of the others.
+    let cases = [(3, 0, [0, 1500]), (0, 1, [300, 3000]), (1, 2, [800, 5000])];
+    for (victim, pauses, delays) in cases {
+        let arranged = [Arrangement::Exchange, Arrangement::Tcp].into_iter().zip(delays);
+        side_by_side(&arranged.collect::<Vec<_>>(), |&(arrangement, delay)| {
+            pause(arrangement, victim, pauses, delay);
         });
     }
+}
+
+fn pause(arrangement: Arrangement, victim: usize, pauses: usize, delay: u32) {
+    let what = format!("{arrangement:?}: {victim} killed, {pauses} pauses {delay} us into the shrink");
+    within(LIMIT, &what.clone(), move || {
+        let when = format!("{pauses}~{delay}");
+        let mut job = start_with(arrangement, 4, &["1000", &when], &[("KOLO_SILENT_AFTER", "2")]);
+        job.ranks[victim].signal(Signal::KILL);
+        job.ranks[pauses].expect_stopped();
+        // The pause is longer than the silence that the others accept, and ends while they find out the reason.
+        std::thread::sleep(Duration::from_millis(2250));
+        job.ranks[pauses].signal(Signal::CONT);
+        let left: Vec<usize> = (0..4).filter(|rank| *rank != victim).collect();
+        let fates: Vec<usize> = left
+            .iter()
+            .map(|rank| job.ranks[*rank].expect_any(&["@again ", "@fenced", "@error "]).0)
+            .collect();
+        println!("{what}: {fates:?}");
+        let goes_on: Vec<usize> =
+            left.iter().zip(&fates).filter(|(_, fate)| **fate == 0).map(|(rank, _)| *rank).collect();
+        for (rank, fate) in left.iter().zip(&fates) {
+            assert!(*fate == 0 || (*fate == 1 && *rank == pauses), "{what}: rank {rank}, {fates:?}");
+        }
+        stop(&mut job, &goes_on, &what);
+    });
 }
 
 #[test]
 fn too_few_do_not_go_on_while_the_others_may() {
     // Of two halves, the one with the first rank may go on, and the other may not.
     let cases: [(u32, &[usize], &[usize]); 3] = [(2, &[0], &[1]), (3, &[0, 1], &[2]), (4, &[0, 2], &[1, 3])];
-    for (ranks, stopped, left) in cases {
+    side_by_side(&cases, |&(ranks, stopped, left)| {
         let what = format!("{stopped:?} of {ranks} stopped");
         within(LIMIT, &what.clone(), move || {
             let mut job = start_with(Arrangement::Tcp, ranks, &["1000"], &IMPATIENT);
@@ -232,7 +245,7 @@ fn too_few_do_not_go_on_while_the_others_may() {
                 job.ranks[*rank].signal(Signal::KILL);
             }
         });
-    }
+    });
     within(LIMIT, "the second of two stopped", || {
         let mut job = start_with(Arrangement::Tcp, 2, &["1000"], &IMPATIENT);
         job.ranks[1].signal(Signal::STOP);

@@ -90,6 +90,8 @@ impl Group {
             .args(&self.more)
             .env("KOLO_JOIN_TIMEOUT", "30")
             .env("KOLO_TIMEOUT", "30")
+            // A busy machine may keep a rank from its processors for longer than the usual second.
+            .env("KOLO_SILENT_AFTER", "10")
             .envs(environment(self.arrangement, number))
             .envs(settings.iter().map(|(name, value)| (*name, value.as_str())));
         self.all.push(Process::start(command));

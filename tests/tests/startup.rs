@@ -1,7 +1,6 @@
 //! Time until ranks can call, and the absence of leftovers when they are gone.
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -117,11 +116,7 @@ fn listening(process: u32) -> BTreeSet<u16> {
 #[test]
 fn a_process_with_many_communicators_listens_at_one_port_which_a_range_may_give() {
     bounded("one port", || {
-        // These ports were free a moment ago, which is the best guarantee available.
-        let taken: Vec<TcpListener> =
-            (0..4).map(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port")).collect();
-        let ports: Vec<u16> = taken.iter().map(|port| port.local_addr().expect("bound").port()).collect();
-        drop(taken);
+        let ports = [(); 4].map(|()| kolo_transport::conformance::free_port());
         let settings = |rank: u32| {
             let port = ports[rank as usize];
             let mut all = environment(Arrangement::Hosts(2), rank);

@@ -18,6 +18,7 @@ use kolo::internal::control::{Control, ControlRuntime, ExchangeKey};
 use kolo::{JoinSpec, Locator};
 use kolo_tests::processes::{Job, LONG, Process};
 use kolo_tests::watchdog::within;
+use kolo_transport::conformance::free_port;
 use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_rank");
@@ -27,10 +28,6 @@ const HELD: usize = 400;
 
 /// Limit on the memory that a rank may grow by meanwhile.
 const GROWTH_BYTES: u64 = 1 << 20;
-
-fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
-}
 
 fn attempts() -> (usize, Duration) {
     match std::env::var("KOLO_TEST_STRANGERS").ok().and_then(|text| text.parse().ok()) {

@@ -355,7 +355,7 @@ fn clash(name: &'static str, call: fn(&Communicator, &mut [i32]) -> kolo::Result
             // An uninvolved rank learns of the mismatch, too.
             let is_told = matches!(error, Error::Mismatch { .. } | Error::Aborted { .. });
             assert!(is_told && error.to_string().contains(" called "), "{name}, rank {rank}: {error}");
-            assert!(took < Duration::from_secs(2), "{name}, rank {rank}: {took:?}");
+            assert!(took < Duration::from_secs(10), "{name}, rank {rank}: {took:?}");
         }
     });
 }
@@ -384,7 +384,7 @@ fn calls_that_do_not_match_are_noticed() {
 #[test]
 fn a_rank_that_does_not_come_is_waited_for_until_the_deadline() {
     let short = |mut config: Config| {
-        config.timeout = Duration::from_millis(300);
+        config.timeout = Duration::from_secs(3);
         config
     };
     let gate = Gate::new(3);
@@ -397,7 +397,7 @@ fn a_rank_that_does_not_come_is_waited_for_until_the_deadline() {
         }
         let begin = Instant::now();
         let result = comm.all_reduce(&mut data, ReduceOp::Sum);
-        assert!(begin.elapsed() < Duration::from_secs(3));
+        assert!(begin.elapsed() < Duration::from_secs(10));
         // The buffer belongs to the caller again, whatever the late rank does afterwards.
         data.fill(3);
         if !is_late {

@@ -5,9 +5,13 @@ use std::time::{Duration, Instant};
 
 use kolo::{Communicator, Config, Error, PeerState, ReduceOp, Result};
 use kolo_tests::arrangement::Arrangement;
-use kolo_tests::watchdog::{Gate, bounded, quickest};
+use kolo_tests::watchdog::{Gate, bounded, quickest, timed};
 
-const LIMIT: Duration = Duration::from_millis(700);
+/// Longer than a busy machine keeps a rank from a call that all make.
+const LIMIT: Duration = Duration::from_secs(4);
+
+/// Time limit for what follows an abort or the end of a rank. The time-out is 60 s.
+const SOON: Duration = Duration::from_secs(10);
 
 fn impatient(mut config: Config) -> Config {
     config.timeout = LIMIT;
@@ -31,56 +35,73 @@ fn waits(comm: &Communicator, elements: usize) -> Result<()> {
     comm.all_reduce(&mut vec![1.0_f32; elements], ReduceOp::Sum)
 }
 
+/// Runs the arrangements in parallel, since each waits some seconds for a deadline.
+fn side_by_side(name: &str, body: impl Fn(Arrangement) + Send + Sync + 'static) {
+    bounded(name, move || {
+        std::thread::scope(|scope| {
+            for arrangement in Arrangement::ALL {
+                let body = &body;
+                scope.spawn(move || body(arrangement));
+            }
+        });
+    });
+}
+
+fn rank_2_never_calls(comm: &Communicator, gate: &Gate, elements: usize) {
+    comm.barrier().expect("all are there");
+    if comm.rank() == 2 {
+        gate.wait();
+        // A call before the news has arrived would meet theirs, and would report that the calls differ.
+        while comm.error().is_none() {
+            std::thread::yield_now();
+        }
+        let error = comm.barrier().expect_err("the others gave up");
+        assert!(error.to_string().contains("rank 2 (finished #1 barrier"), "{error}");
+        return;
+    }
+    let start = Instant::now();
+    let error = waits(comm, elements).expect_err("rank 2 does not call");
+    let took = start.elapsed();
+    assert!(took < 3 * LIMIT, "{took:?}: {error}");
+    match &error {
+        Error::Timeout { context, after, waiting_for } => {
+            assert!(took >= LIMIT / 2, "{took:?}: {error}");
+            assert_eq!((context.rank, context.sequence, *after), (comm.rank(), 2, LIMIT));
+            let culprit = waiting_for.iter().find(|awaited| awaited.rank == 2).expect("it is named");
+            assert_eq!(culprit.state, PeerState::Outside { finished: 1 }, "{error}");
+            assert!(culprit.detail.contains("finished #1 barrier"), "{error}");
+        }
+        // The other rank's deadline came first, and this one may have called long after it.
+        Error::Aborted { reason, .. } => {
+            assert!(reason.contains("rank 2 (finished #1 barrier"), "{error}");
+        }
+        _ => panic!("{error}"),
+    }
+    // A second call returns the cause at once.
+    let took = quickest(|| {
+        let later = waits(comm, elements).expect_err("aborted");
+        assert!(later.to_string().contains("all_reduce("), "{later}");
+    });
+    assert!(took < Duration::from_millis(20), "{took:?}");
+    gate.wait();
+}
+
 #[test]
 fn a_rank_that_never_calls() {
-    for arrangement in Arrangement::ALL {
-        for elements in [8, 1_000_000] {
-            with_gate(arrangement, 3, impatient, move |comm, gate| {
-                comm.barrier().expect("all are there");
-                if comm.rank() == 2 {
-                    gate.wait();
-                    // A call before the news has arrived would meet theirs, and would report that the calls
-                    // differ.
-                    while comm.error().is_none() {
-                        std::thread::yield_now();
-                    }
-                    let error = comm.barrier().expect_err("the others gave up");
-                    assert!(error.to_string().contains("rank 2 (finished #1 barrier"), "{error}");
-                    return;
-                }
-                let start = Instant::now();
-                let error = waits(comm, elements).expect_err("rank 2 does not call");
-                let took = start.elapsed();
-                assert!(took >= LIMIT / 2 && took < 3 * LIMIT, "{took:?}: {error}");
-                match &error {
-                    Error::Timeout { context, after, waiting_for } => {
-                        assert_eq!((context.rank, context.sequence, *after), (comm.rank(), 2, LIMIT));
-                        let culprit =
-                            waiting_for.iter().find(|awaited| awaited.rank == 2).expect("it is named");
-                        assert_eq!(culprit.state, PeerState::Outside { finished: 1 }, "{error}");
-                        assert!(culprit.detail.contains("finished #1 barrier"), "{error}");
-                    }
-                    Error::Aborted { reason, .. } => {
-                        assert!(reason.contains("rank 2 (finished #1 barrier"), "{error}");
-                    }
-                    _ => panic!("{error}"),
-                }
-                // A second call returns the cause at once.
-                let took = quickest(|| {
-                    let later = waits(comm, elements).expect_err("aborted");
-                    assert!(later.to_string().contains("all_reduce("), "{later}");
-                });
-                assert!(took < Duration::from_millis(20), "{took:?}");
-                gate.wait();
-            });
-        }
+    for elements in [8, 1_000_000] {
+        let name = format!("{elements} elements");
+        side_by_side(&name, move |arrangement| {
+            let gate = Gate::new(3);
+            arrangement.run_with(3, impatient, |comm| rank_2_never_calls(&comm, &gate, elements));
+        });
     }
 }
 
 #[test]
 fn a_receive_that_nobody_sends() {
-    for arrangement in Arrangement::ALL {
-        with_gate(arrangement, 2, impatient, |comm, gate| {
+    side_by_side("receive", |arrangement| {
+        let gate = Gate::new(2);
+        arrangement.run_with(2, impatient, |comm| {
             if comm.rank() == 0 {
                 let error = comm.recv(&mut [0_u8; 40], 1).expect_err("nothing is sent");
                 let text = error.to_string();
@@ -92,7 +113,7 @@ fn a_receive_that_nobody_sends() {
             }
             gate.wait();
         });
-    }
+    });
 }
 
 #[test]
@@ -110,7 +131,7 @@ fn abort_while_others_wait() {
                         comm.abort("the loss is not a number");
                     } else {
                         let error = waits(comm, elements).expect_err("aborted");
-                        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+                        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
                         let Error::Aborted { by: 1, reason, .. } = &error else { panic!("{error}") };
                         assert!(reason.contains("the loss is not a number"), "{error}");
                     }
@@ -141,7 +162,7 @@ fn abort_from_another_thread_of_the_waiting_rank() {
                         waiting.send(()).expect("the other thread lives");
                         let start = Instant::now();
                         let error = comm.recv(&mut [0_u8; 8], 1).expect_err("aborted");
-                        assert!(start.elapsed() < Duration::from_millis(500));
+                        assert!(start.elapsed() < SOON);
                         assert!(error.to_string().contains("by rank 0: changed my mind"), "{error}");
                     });
                 }
@@ -175,7 +196,7 @@ fn every_kind_of_call_fails_after_an_abort() {
                     ("split", comm.split(Some(1), 0).map(drop)),
                     ("group", comm.group(&[0, 1]).map(drop)),
                 ];
-                assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+                assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
                 for (name, result) in calls {
                     let error = result.expect_err(name);
                     assert!(error.to_string().contains("enough"), "{name}: {error}");
@@ -190,17 +211,6 @@ fn every_kind_of_call_fails_after_an_abort() {
     }
 }
 
-/// Runs the arrangements in parallel, since each drop waits some seconds for outstanding operations.
-fn side_by_side(name: &str, body: fn(Arrangement)) {
-    bounded(name, move || {
-        std::thread::scope(|scope| {
-            for arrangement in Arrangement::ALL {
-                scope.spawn(move || body(arrangement));
-            }
-        });
-    });
-}
-
 #[test]
 fn dropping_with_operations_outstanding_ends() {
     side_by_side("drop", |arrangement| {
@@ -213,21 +223,21 @@ fn dropping_with_operations_outstanding_ends() {
                     .collect();
                 let start = Instant::now();
                 drop(comm);
-                assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+                assert!(start.elapsed() < 2 * SOON, "{:?}", start.elapsed());
                 let start = Instant::now();
                 for work in works {
                     let error = work.wait().expect_err("never done");
                     assert!(error.to_string().contains("all_reduce_start("), "{error}");
                     assert!(error.to_string().contains("the communicator was dropped"), "{error}");
                 }
-                assert!(start.elapsed() < Duration::from_secs(1));
+                assert!(start.elapsed() < SOON);
                 gate.wait();
             } else {
                 gate.wait();
                 let start = Instant::now();
                 let error = comm.barrier().expect_err("rank 0 has left");
                 assert!(error.to_string().contains("rank 0"), "{error}");
-                assert!(start.elapsed() < Duration::from_secs(1));
+                assert!(start.elapsed() < SOON);
             }
         });
     });
@@ -254,10 +264,14 @@ fn dropping_while_another_thread_waits_for_a_handle() {
 #[test]
 fn dropping_without_a_call_hangs_nobody() {
     for arrangement in Arrangement::ALL {
+        // A drop that waits for the others takes 5 s. A busy machine may delay any one.
         bounded(&format!("{arrangement:?}"), move || {
-            let start = Instant::now();
-            arrangement.run(4, drop);
-            assert!(start.elapsed() < Duration::from_secs(2), "{arrangement:?}: {:?}", start.elapsed());
+            let mut times = (0..3).map(|_| timed(|| arrangement.run(4, drop)).1);
+            let is_soon = times.any(|took| {
+                println!("{arrangement:?}: {took:?}");
+                took < Duration::from_secs(2)
+            });
+            assert!(is_soon, "{arrangement:?}");
         });
     }
 }

@@ -20,28 +20,33 @@ fn end(rank: u32) -> TcpEndpoint {
     TcpEndpoint::new(rank, 2, options).expect("endpoint")
 }
 
-/// Occupies the port so that connection requests get no answer: the queue is full, and the kernel drops further ones.
-fn silence(port: u16) -> impl Sized {
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).expect("nobody listens there any more");
+/// Occupies a port so that connection requests get no answer: the queue is full, and the kernel drops further ones. It stays
+/// so as long as the second return value lives.
+fn silent_port() -> (u16, impl Sized) {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port");
     rustix::net::listen(&listener, 0).expect("a shorter queue");
+    let port = listener.local_addr().expect("bound").port();
     let address = (Ipv4Addr::LOCALHOST, port).into();
     let mut queued = Vec::new();
     while let Ok(stream) = TcpStream::connect_timeout(&address, SHORT) {
         queued.push(stream);
         assert!(queued.len() < 100, "the queue does not fill");
     }
-    (listener, queued)
+    (port, (listener, queued))
+}
+
+/// Returns the address of an endpoint with the number of another port, which stands behind magic and version (4 bytes).
+fn at_port(end: &TcpEndpoint, port: u16) -> Vec<u8> {
+    let mut address = end.address().to_vec();
+    address[4..6].copy_from_slice(&port.to_le_bytes());
+    address
 }
 
 #[test]
 fn silent_addresses_are_named_with_the_remedy() {
     let mut dialling = end(0);
-    let (address, port) = {
-        let gone = end(1);
-        (gone.address().to_vec(), gone.port())
-    };
-    let _silent = silence(port);
-    dialling.introduce(1, &address).expect("a good address");
+    let (port, _silent) = silent_port();
+    dialling.introduce(1, &at_port(&end(1), port)).expect("a good address");
     let mut byte = 0_u8;
     let pieces = [Piece { ptr: &raw mut byte, len: 1 }];
     let on = Channel { peer: 1, index: 0 };
@@ -70,13 +75,8 @@ fn silent_addresses_are_named_with_the_remedy() {
 #[test]
 fn the_higher_rank_dials_where_the_lower_gets_no_answer() {
     let mut ends = [end(0), end(1)];
-    let decoy = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a port");
-    let port = decoy.local_addr().expect("bound").port();
-    drop(decoy);
-    let _silent = silence(port);
-    // Rank 0 gets the number of a silent port, which stands behind magic and version (4 bytes).
-    let mut address = ends[1].address().to_vec();
-    address[4..6].copy_from_slice(&port.to_le_bytes());
+    let (port, _silent) = silent_port();
+    let address = at_port(&ends[1], port);
     ends[0].introduce(1, &address).expect("a good address");
     let address = ends[0].address().to_vec();
     ends[1].introduce(0, &address).expect("a good address");

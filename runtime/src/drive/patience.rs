@@ -23,6 +23,10 @@ pub(super) const LIVING_GRACE: Duration = Duration::from_millis(200);
 /// a busy host.
 pub(super) const HOPELESS_GRACE: Duration = Duration::from_millis(2);
 
+/// The most that the time between two checks counts for these graces. A thread that did not run for longer has looked at
+/// nothing meanwhile, and what held it up may have held up its peers.
+pub(super) const BETWEEN_CHECKS_MAX: Duration = Duration::from_millis(50);
+
 /// Steps that move something between two checks of deadline and abort flag. A step takes some microseconds.
 pub(super) const TURNS_PER_CHECK: u32 = 1024;
 
@@ -35,6 +39,9 @@ pub(crate) struct Patience {
     pacer: Pacer,
     started: Option<Instant>,
     moved_at: Option<Instant>,
+    checked_at: Option<Instant>,
+    /// How long nothing has moved, as counted for the graces.
+    waited: Duration,
     asked_at: Option<Instant>,
     /// When an awaited peer was first found to have left.
     suspected_at: Option<Instant>,
@@ -53,6 +60,8 @@ impl Patience {
             pacer,
             started: None,
             moved_at: None,
+            checked_at: None,
+            waited: Duration::ZERO,
             asked_at: None,
             suspected_at: None,
             heard: None,
@@ -107,7 +116,7 @@ impl Patience {
     /// Notes that something moved, or that the wait is over.
     pub(super) fn moved(&mut self) {
         self.pacer.moved();
-        self.moved_at = None;
+        (self.moved_at, self.waited) = (None, Duration::ZERO);
     }
 
     /// Checks whether the wait is over for another reason. Returns the action before the next step, which is `next` unless
@@ -117,14 +126,16 @@ impl Patience {
         let since = |at: Instant| now.saturating_duration_since(at);
         let age = since(*self.started.get_or_insert(now));
         let idle = since(*self.moved_at.get_or_insert(now));
+        let unchecked = since(self.checked_at.replace(now).unwrap_or(now));
+        self.waited = idle.min(self.waited + unchecked.min(BETWEEN_CHECKS_MAX));
         let news = waiter.news();
         // The last step may have been long ago, and what a lost peer sent may have come since.
         let are_new = std::mem::replace(&mut self.heard, news) != news;
         let is_over = match news {
             None => false,
-            Some(News::Lost) => idle >= LIVING_GRACE,
-            Some(News::Doomed) => idle >= LOSS_GRACE,
-            Some(News::Hopeless) => idle >= HOPELESS_GRACE,
+            Some(News::Lost) => self.waited >= LIVING_GRACE,
+            Some(News::Doomed) => self.waited >= LOSS_GRACE,
+            Some(News::Hopeless) => self.waited >= HOPELESS_GRACE,
             Some(News::Aborted) => true,
         };
         if is_over && (!are_new || news == Some(News::Aborted)) {

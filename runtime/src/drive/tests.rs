@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::patience::{ASK_AGAIN, HOPELESS_GRACE, LIVING_GRACE, LOSS_GRACE, STALL, TURNS_PER_CHECK};
+use super::patience::{
+    ASK_AGAIN, BETWEEN_CHECKS_MAX, HOPELESS_GRACE, LIVING_GRACE, LOSS_GRACE, STALL, TURNS_PER_CHECK,
+};
 use super::{End, News, Patience, Step, Suspicion, Waiter, until};
 use crate::wait::{Next, Pacer, Policy, SLEEP_MAX};
 
@@ -229,11 +231,25 @@ fn nothing_is_given_up_on_news_that_are_newer_than_the_last_look() {
             _ => |now| (now >= 210 * MS).then_some(News::Hopeless),
         };
         assert_eq!(Script { step, news, held_up, ..QUIET }.play(LONG).0, Ok(()), "{late:?}");
-        // Without data, one more step is enough.
+        // Without data, one more step is enough, or the rest of the grace, as the thread looked until 100 ms.
         let (result, script) = Script { news, held_up, ..QUIET }.play(LONG);
         assert_eq!(result, Err(Fails::Ended(End::Failed)), "{late:?}");
-        soon_after(script.now, 400 * MS);
+        let grace = if late == News::Lost { LIVING_GRACE } else { Duration::ZERO };
+        soon_after(script.now, 400 * MS + grace.saturating_sub(100 * MS + BETWEEN_CHECKS_MAX));
     }
+}
+
+#[test]
+fn who_did_not_run_has_not_waited_for_the_living() {
+    // A pause of the whole host ends at 310 ms, and what a living peer sends comes 100 ms later.
+    let held_up = |now: Duration| if (5..10).contains(&now.as_millis()) { 300 * MS } else { Duration::ZERO };
+    let step = |now| Ok(if now >= 410 * MS { Step::Done } else { Step::Waits { moved: false } });
+    let news = |_| Some(News::Lost);
+    assert_eq!(Script { step, news, held_up, ..QUIET }.play(LONG).0, Ok(()));
+    // If nothing comes, the pause has added a little to the wait.
+    let (result, script) = Script { news, held_up, ..QUIET }.play(LONG);
+    assert_eq!(result, Err(Fails::Ended(End::Failed)));
+    soon_after(script.now, 300 * MS + LIVING_GRACE - BETWEEN_CHECKS_MAX);
 }
 
 #[test]

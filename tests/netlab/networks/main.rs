@@ -104,10 +104,16 @@ fn main() -> ExitCode {
 /// Returns how often a test may be tried. Measurements of rates, delays and times are repeated, because other programs
 /// may have had the CPUs. A result that is really wrong stays wrong.
 fn attempts(test: &Test) -> u32 {
-    let measures = ["::bare::", "::doctor::", "::long_ways::", "_within_1300_ms_"]
-        .iter()
-        .any(|part| test.name.contains(part));
-    if measures { 3 } else { 1 }
+    let measures = [
+        "::bare::",
+        "::doctor::",
+        "::long_ways::",
+        "::pacing::",
+        "::paths::",
+        "::rails::",
+        "_within_1300_ms_",
+    ];
+    if measures.iter().any(|part| test.name.contains(part)) { 3 } else { 1 }
 }
 
 /// Runs a test in a thread of its own. A test that hangs ends the program.

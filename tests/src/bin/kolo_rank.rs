@@ -81,19 +81,22 @@ fn forever(comm: &Communicator, elements: usize) -> Result<()> {
     Ok(())
 }
 
-/// Makes all-reduces in symmetric memory until one fails; after that, its buffer must not change any more.
+/// Makes all-reduces in symmetric memory until one fails, and reports the error with its time; after that, its buffer must
+/// not change any more.
 fn directly(comm: &Communicator, elements: usize) -> Result<()> {
     let mut data = comm.alloc::<f32>(elements)?;
     for turn in 0.. {
         data.fill(1.0);
         if let Err(error) = comm.all_reduce(&mut data, ReduceOp::Sum) {
+            let now = system::machine_time().as_nanos();
             data.fill(5.0);
             let until = Instant::now() + std::time::Duration::from_millis(20);
             while Instant::now() < until {
                 // The check makes no report, since the test waits for one.
                 assert!(data.iter().all(|value| *value == 5.0), "written by others after the call");
             }
-            return Err(error);
+            report(&format!("@error {now} {error}"));
+            return Ok(());
         }
         if turn == 3 {
             report("@running");
@@ -293,27 +296,28 @@ fn leave_early(comm: &Communicator, elements: usize) -> Result<()> {
     std::process::exit(0);
 }
 
-/// The last rank ends its process; rank 1 sends to rank 0 only when told.
+/// The last rank ends its process; rank 1 sends to rank 0 only when told. The reports carry the time.
 fn send_slowly(comm: &Communicator, elements: usize) -> Result<()> {
     let mut data = vec![comm.rank() as f32; elements];
+    let now = || system::machine_time().as_nanos();
     comm.barrier()?;
     match comm.rank() {
         0 => {
-            report("@running");
+            report(&format!("@running {}", now()));
             comm.recv(&mut data, 1)?;
             if data.iter().any(|value| *value != 1.0) {
                 report("@wrong");
             }
         }
         1 => {
-            report("@running");
+            report(&format!("@running {}", now()));
             let mut line = String::new();
             let _ = std::io::stdin().lock().read_line(&mut line);
             comm.send(&data, 0)?;
         }
         _ => {}
     }
-    report("@finished");
+    report(&format!("@finished {}", now()));
     std::process::exit(0);
 }
 

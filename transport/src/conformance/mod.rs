@@ -24,6 +24,7 @@ mod messages;
 mod namespaces;
 mod packed;
 mod pattern;
+mod ports;
 mod probing;
 mod processes;
 mod sabotage;
@@ -38,6 +39,7 @@ use crate::endpoint::Endpoint;
 
 pub use allocator::CountingAllocator;
 pub use namespaces::across_namespaces;
+pub use ports::free_port;
 pub use processes::across_processes;
 pub use sabotage::{Fault, Sabotaged};
 

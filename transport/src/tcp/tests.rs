@@ -342,7 +342,7 @@ fn the_end_of_a_relayed_connection_is_not_blamed_on_the_peer_alone() {
 
 #[test]
 fn dialing_passes_over_the_refusing_and_the_silent() {
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = SocketAddr::from((Ipv4Addr::LOCALHOST, crate::conformance::free_port()));
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut end = TcpEndpoint::new(1, 2, options()).unwrap();
     let right = SocketAddr::from((Ipv4Addr::LOCALHOST, end.port()));

@@ -170,7 +170,7 @@ impl TcpEndpoint {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, TcpListener};
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener};
     use std::time::Duration;
 
     use super::super::{TcpEndpoint, TcpOptions};
@@ -252,7 +252,7 @@ mod tests {
     fn the_higher_rank_gets_through_a_firewall_that_refuses_the_lower_ones_connections() {
         let mut ends = world();
         // Nobody listens there any more.
-        let refused = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        let refused = SocketAddr::from((Ipv4Addr::LOCALHOST, crate::conformance::free_port()));
         ends[0].options.dial_patience = Duration::from_secs(10);
         ends[0].peers[1].candidates.truncate(1);
         ends[0].peers[1].candidates[0].to = refused;

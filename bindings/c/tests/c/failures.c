@@ -7,6 +7,15 @@
 static koloComm_t comm;
 static int rank;
 
+/* Waits until this rank has heard of a failure elsewhere. */
+static void expect_news(void) {
+    koloResult_t result = KOLO_SUCCESS;
+    while (result == KOLO_SUCCESS) {
+        sleep_ms(1);
+        OK(koloCommGetAsyncError(comm, &result));
+    }
+}
+
 static void *abort_soon(void *unused) {
     (void)unused;
     sleep_ms(100);
@@ -36,14 +45,14 @@ int main(int argc, char **argv) {
             CHECK(request == NULL);
             CHECK(strstr(koloGetLastError(comm), "koloWait") != NULL);
         } else {
-            sleep_ms(600);
+            expect_news();
             FAILS(koloBarrier(comm), KOLO_ABORTED, "rank 0");
             CHECK(koloGetLastErrorPeer(comm) == 0);
         }
     } else if (strcmp(what, "abort") == 0) {
         pthread_t thread;
         if (rank == 2) CHECK(pthread_create(&thread, NULL, abort_soon, NULL) == 0);
-        if (rank == 1) sleep_ms(500);
+        if (rank == 1) expect_news();
         FAILS(koloBarrier(comm), KOLO_ABORTED, "enough of this");
         CHECK(koloGetLastErrorPeer(comm) == 2);
         if (rank == 2) CHECK(pthread_join(thread, NULL) == 0);

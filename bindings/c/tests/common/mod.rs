@@ -181,6 +181,8 @@ pub(crate) fn run_ranks(program: &Path, ranks: usize, arguments: &[&str]) {
                 .env("RANK", rank.to_string())
                 .env("WORLD_SIZE", ranks.to_string())
                 .env("KOLO_RENDEZVOUS", &meeting)
+                // A busy machine may keep a rank from its processors for longer than the usual second.
+                .env("KOLO_SILENT_AFTER", "10")
                 .stderr(Stdio::piped());
             command.spawn().unwrap()
         })

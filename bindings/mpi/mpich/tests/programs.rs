@@ -132,6 +132,8 @@ fn run_ranks_with(
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
             command.env("KOLO_RENDEZVOUS", &meeting).env("KOLO_TRANSPORT", transport);
         }
+        // A busy machine may keep a rank from its processors for longer than the usual second.
+        command.env("KOLO_SILENT_AFTER", "10");
         command.envs(settings.iter().copied()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let children: Vec<Child> = (0..ranks).map(start).collect();
