@@ -118,7 +118,7 @@ fn many_thread_ranks_join_fast() {
         "128 thread ranks: joined in {slowest:?}; with an exchange and all goodbyes {:?}",
         start.elapsed()
     );
-    assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+    assert!(slowest < Duration::from_secs(10), "{slowest:?}");
 }
 
 #[test]

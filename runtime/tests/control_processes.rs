@@ -185,16 +185,16 @@ fn a_killed_process_is_noticed_by_all_soon() {
 
 #[test]
 fn a_stopped_process_is_given_up_after_the_limit_only() {
-    for victim in [1usize, 0] {
+    let given_up = |victim: usize| {
         let folder = tempfile::tempdir().unwrap();
-        let mut ranks = job(&folder, 3, &[("KOLO_DEAD_AFTER", "1.5")]);
+        let mut ranks = job(&folder, 3, &[("KOLO_DEAD_AFTER", "4")]);
         ready(&ranks);
         let begin = Instant::now();
         ranks[victim].signal(rustix::process::Signal::STOP);
         let (when, cause) = ranks[2].expect("@aborted");
         let after = when - begin;
         println!("rank {victim} stopped: rank 2 gives it up after {after:?}: {cause}");
-        assert!(after > Duration::from_secs(1), "{after:?}");
+        assert!(after > Duration::from_secs(3), "{after:?}");
         assert!(cause.starts_with(&victim.to_string()) && cause.contains("silent for"), "{cause}");
         // Once it runs again, the process learns that it was given up, and ends like the others.
         ranks[victim].signal(rustix::process::Signal::CONT);
@@ -205,7 +205,9 @@ fn a_stopped_process_is_given_up_after_the_limit_only() {
         for rank in ranks {
             assert!(rank.ended());
         }
-    }
+    };
+    // Most of the time is spent waiting for the limit.
+    std::thread::scope(|scope| [1, 0].map(|victim| drop(scope.spawn(move || given_up(victim)))));
 }
 
 #[test]

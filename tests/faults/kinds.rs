@@ -243,10 +243,10 @@ fn pauses() -> Vec<Kind> {
                     Step::Signal(victim, Signal::CONT),
                 ])
         }),
-        Kind::new("SIGSTOP for ever, KOLO_TIMEOUT=2", 8, |draw| {
+        Kind::new("SIGSTOP for ever, KOLO_TIMEOUT=4", 8, |draw| {
             let (way, victim) = (draw.pick(&Way::LOCAL), draw.between(1, 3) as u32);
-            stopped(draw, victim, way, Expect::new(Outcome::Late, &[victim], 2 + SOON_S))
-                .set("KOLO_TIMEOUT", 2)
+            stopped(draw, victim, way, Expect::new(Outcome::Late, &[victim], 4 + SOON_S))
+                .set("KOLO_TIMEOUT", 4)
         }),
         Kind::new("SIGSTOP for ever, KOLO_DEAD_AFTER=2", 4, |draw| {
             let (way, victim) = (draw.pick(&Way::LOCAL), draw.between(1, 3) as u32);
@@ -254,9 +254,9 @@ fn pauses() -> Vec<Kind> {
                 .set("KOLO_DEAD_AFTER", 2)
         })
         .long(),
-        Kind::new("SIGSTOP rank 0 for ever, KOLO_TIMEOUT=2", 6, |draw| {
+        Kind::new("SIGSTOP rank 0 for ever, KOLO_TIMEOUT=4", 6, |draw| {
             let way = draw.pick(&[Way::Shm, Way::ShmPlans, Way::Tcp, Way::Tcp]);
-            stopped(draw, 0, way, Expect::new(Outcome::Late, &[0], 2 + SOON_S)).set("KOLO_TIMEOUT", 2)
+            stopped(draw, 0, way, Expect::new(Outcome::Late, &[0], 4 + 2 * SOON_S)).set("KOLO_TIMEOUT", 4)
         }),
         Kind::new("late by 2 s", 3, |draw| {
             let victim = draw.below(4) as u32;
@@ -272,11 +272,11 @@ fn pauses() -> Vec<Kind> {
                 .word("calls", 20)
         })
         .long(),
-        Kind::new("late beyond KOLO_TIMEOUT=1", 3, |draw| {
+        Kind::new("late beyond KOLO_TIMEOUT=4", 3, |draw| {
             let victim = draw.below(4) as u32;
-            own_act(draw, 4, victim, "late", Expect::new(Outcome::Late, &[victim], 1 + SOON_S))
-                .word("late_ms", 4000)
-                .set("KOLO_TIMEOUT", 1)
+            own_act(draw, 4, victim, "late", Expect::new(Outcome::Late, &[victim], 4 + SOON_S))
+                .word("late_ms", 10_000)
+                .set("KOLO_TIMEOUT", 4)
         }),
     ]
 }

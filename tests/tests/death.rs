@@ -241,15 +241,30 @@ fn a_rank_that_panics_says_so() {
     });
 }
 
+/// Limit of a call, in seconds: more than a pause of the machine, and much less than the usual limit.
+const CALL_LIMIT_S: u64 = 5;
+
+fn with_limit(arrangement: Arrangement, rank: u32) -> Vec<(&'static str, String)> {
+    let mut settings = environment(arrangement, rank);
+    settings.push(("KOLO_TIMEOUT", CALL_LIMIT_S.to_string()));
+    settings
+}
+
+/// Runs a test in all arrangements at once, since most of its time is spent waiting for a limit.
+fn everywhere_at_once(test: impl Fn(Arrangement) + Sync) {
+    let test = &test;
+    std::thread::scope(|scope| {
+        for arrangement in Arrangement::ALL {
+            scope.spawn(move || test(arrangement));
+        }
+    });
+}
+
 #[test]
 fn with_rank_0_stopped_nobody_else_is_blamed() {
     within(LIMIT, "rank 0 stopped", || {
-        for arrangement in Arrangement::ALL {
-            let mut job = Job::start(PROGRAM, 4, 4, &["loop", "1000"], |rank| {
-                let mut settings = environment(arrangement, rank);
-                settings.push(("KOLO_TIMEOUT", "1.5".to_owned()));
-                settings
-            });
+        everywhere_at_once(|arrangement| {
+            let mut job = Job::start(PROGRAM, 4, 4, &["loop", "1000"], |rank| with_limit(arrangement, rank));
             job.expect_all("@running");
             job.ranks[0].signal(Signal::STOP);
             for rank in 1..4 {
@@ -263,7 +278,7 @@ fn with_rank_0_stopped_nobody_else_is_blamed() {
             }
             job.ranks[0].signal(Signal::CONT);
             job.ended();
-        }
+        });
     });
 }
 
@@ -367,12 +382,8 @@ fn killed_while_joining() {
 #[test]
 fn a_stopped_process_is_a_timeout() {
     within(LIMIT, "stopped", || {
-        for arrangement in Arrangement::ALL {
-            let mut job = Job::start(PROGRAM, 3, 3, &["loop", "1000"], |rank| {
-                let mut settings = environment(arrangement, rank);
-                settings.push(("KOLO_TIMEOUT", "1.5".to_owned()));
-                settings
-            });
+        everywhere_at_once(|arrangement| {
+            let mut job = Job::start(PROGRAM, 3, 3, &["loop", "1000"], |rank| with_limit(arrangement, rank));
             job.expect_all("@running");
             let stopped = job.ranks[2].signal(Signal::STOP);
             for rank in [0, 1] {
@@ -380,9 +391,10 @@ fn a_stopped_process_is_a_timeout() {
                 let (at, text) = line.split_once(' ').expect("a time and a text");
                 let took = Duration::from_nanos(at.parse().expect("a time")).saturating_sub(stopped);
                 println!(
-                    "{arrangement:?}: rank 2 stopped, limit 1.5 s: rank {rank} after {took:.1?}: {text}"
+                    "{arrangement:?}: rank 2 stopped, limit {CALL_LIMIT_S} s: rank {rank} after {took:.1?}: {text}"
                 );
-                assert!(took > Duration::from_secs(1) && took < Duration::from_secs(15), "{took:?}: {text}");
+                let most = Duration::from_secs(CALL_LIMIT_S + 10);
+                assert!(took > Duration::from_secs(CALL_LIMIT_S - 1) && took < most, "{took:?}: {text}");
                 assert!(text.contains("rank 2"), "{arrangement:?}: {text}");
                 names_the_operation(text, "stopped");
             }
@@ -391,7 +403,7 @@ fn a_stopped_process_is_a_timeout() {
             let text = job.ranks[2].expect("@error ");
             assert!(text.contains("rank 0") || text.contains("rank 1"), "{text}");
             assert_eq!(job.ended(), [true; 3]);
-        }
+        });
     });
 }
 

@@ -196,7 +196,7 @@ fn a_newcomer_that_is_not_taken_in_goes_on_waiting_or_gives_up() {
                 assert_eq!((sum(&next, 1.0), sum(&next, next.waiting() as f32)), (3.0, 1.0));
                 while sum(&next, next.waiting() as f32) > 0.0 {}
             },
-            |builder| match builder.wait_at_most(Duration::from_secs(2)).connect() {
+            |builder| match builder.wait_at_most(Duration::from_secs(6)).connect() {
                 Ok(comm) => {
                     assert_eq!((sum(&comm, 1.0), sum(&comm, comm.waiting() as f32)), (3.0, 1.0));
                     while sum(&comm, comm.waiting() as f32) > 0.0 {}

@@ -1,6 +1,7 @@
 //! Descriptors run out on one rank, at every point of a job's life: all ranks end, with right results or with
 //! an error that names the reason.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kolo_tests::arrangement::Arrangement;
@@ -10,6 +11,8 @@ use kolo_tests::watchdog::within;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_scarce");
 
 const RANKS: usize = 4;
+
+const JOBS_AT_ONCE: usize = 4;
 
 const LIMIT: Duration = Duration::from_secs(100);
 
@@ -33,7 +36,7 @@ fn ends(arrangement: Arrangement, point: &str, is_last_dead: bool, victim: u64, 
     let began = Instant::now();
     let mut job = Job::start(PROGRAM, RANKS as u32, RANKS as u32, &arguments, |rank| {
         let mut settings = environment(arrangement, rank);
-        settings.extend([("KOLO_TIMEOUT", "5".to_owned()), ("KOLO_JOIN_TIMEOUT", "5".to_owned())]);
+        settings.extend([("KOLO_TIMEOUT", "10".to_owned()), ("KOLO_JOIN_TIMEOUT", "10".to_owned())]);
         settings
     });
     let living = RANKS - usize::from(is_last_dead);
@@ -54,16 +57,18 @@ fn ends(arrangement: Arrangement, point: &str, is_last_dead: bool, victim: u64, 
 #[test]
 fn a_rank_without_descriptors_is_an_error_that_says_so_or_none() {
     within(LIMIT, "descriptors", || {
+        let at = |arrangement| POINTS.map(|(point, is_last_dead)| (arrangement, point, is_last_dead));
+        let cases = [at(Arrangement::Exchange), at(Arrangement::Tcp)].concat();
+        let next = &Mutex::new(cases.iter().flat_map(|case| [(case, 1, 0), (case, 0, 1)]));
+        let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
         std::thread::scope(|scope| {
-            // All cases run at once, since most of their time is spent waiting for limits.
-            for arrangement in [Arrangement::Exchange, Arrangement::Tcp] {
-                for (point, is_last_dead) in POINTS {
-                    scope.spawn(move || {
-                        for (victim, left) in [(1, 0), (0, 1)] {
-                            ends(arrangement, point, is_last_dead, victim, left);
-                        }
-                    });
-                }
+            // Some cases wait for limits, but healthy ranks must not be late.
+            for _ in 0..JOBS_AT_ONCE {
+                scope.spawn(|| {
+                    while let Some((&(arrangement, point, is_last_dead), victim, left)) = take() {
+                        ends(arrangement, point, is_last_dead, victim, left);
+                    }
+                });
             }
         });
     });

@@ -246,24 +246,33 @@ fn a_call_that_stops_in_the_middle_is_closed() {
 
 #[test]
 fn both_errors_count_the_strangers() {
-    within(Duration::from_secs(60), "a job that does not gather", || {
-        let port = free_port();
-        let url = format!("tcp://127.0.0.1:{port}");
-        let mut zero = rank(0, 3, &url, &["ready"], &[("KOLO_JOIN_TIMEOUT", "5")]);
-        wait_for_port(&zero, port);
-        for _ in 0..20 {
-            let mut stranger = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-            stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-            let mut answer = Vec::new();
-            let _ = stranger.read_to_end(&mut answer);
-        }
-        let mut soon = rank(1, 3, &url, &["ready"], &[("KOLO_JOIN_TIMEOUT", "2")]);
-        let mut late = rank(2, 3, "tcp://127.0.0.1:1", &["ready"], &[("KOLO_JOIN_TIMEOUT", "0.1")]);
-        late.expect("@error ");
-        for error in [soon.expect("@error "), zero.expect("@error ")] {
-            assert!(error.contains("20 connections rejected"), "{error}");
-        }
+    within(Duration::from_secs(90), "a job that does not gather", || {
+        // If the machine pauses, rank 1 may not hear of the strangers within the shorter limits.
+        let are_counted = |(soon, last)| {
+            let errors = errors_after_strangers(soon, last);
+            println!("{errors:#?}");
+            errors.iter().all(|error| error.contains("20 connections rejected"))
+        };
+        assert!([("2", "5"), ("8", "15")].into_iter().any(are_counted), "the strangers are not counted");
     });
+}
+
+/// Returns the errors of ranks 1 and 0, with these limits for joining, after 20 strangers have come to the port.
+fn errors_after_strangers(soon: &str, last: &str) -> [String; 2] {
+    let port = free_port();
+    let url = format!("tcp://127.0.0.1:{port}");
+    let mut zero = rank(0, 3, &url, &["ready"], &[("KOLO_JOIN_TIMEOUT", last)]);
+    wait_for_port(&zero, port);
+    for _ in 0..20 {
+        let mut stranger = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let mut answer = Vec::new();
+        let _ = stranger.read_to_end(&mut answer);
+    }
+    let mut soon = rank(1, 3, &url, &["ready"], &[("KOLO_JOIN_TIMEOUT", soon)]);
+    let mut late = rank(2, 3, "tcp://127.0.0.1:1", &["ready"], &[("KOLO_JOIN_TIMEOUT", "0.1")]);
+    late.expect("@error ");
+    [soon.expect("@error "), zero.expect("@error ")]
 }
 
 fn file(rank: u32, path: &Path) -> JoinSpec {
@@ -298,11 +307,16 @@ fn who_has_not_read_the_file_gets_no_rank() {
         let zero = start(file(0, &path));
         let (at, _) = posted(&path);
         // A stranger that finds the port and uses Kolo itself.
-        let locator = Locator::Tcp { host: at.ip().to_string(), port: at.port() };
-        let stranger =
-            JoinSpec { timeout: Duration::from_secs(1), ..JoinSpec::new(1, 2, locator, "a stranger") };
-        let refused = start(stranger).join().unwrap().expect_err("refused").to_string();
-        assert!(refused.contains("another job"), "{refused}");
+        let is_refused = |limit_s| {
+            let locator = Locator::Tcp { host: at.ip().to_string(), port: at.port() };
+            let timeout = Duration::from_secs(limit_s);
+            let stranger = JoinSpec { timeout, ..JoinSpec::new(1, 2, locator, "a stranger") };
+            let refused = start(stranger).join().unwrap().expect_err("refused").to_string();
+            println!("{refused}");
+            refused.contains("another job")
+        };
+        // If the machine pauses, it may not come as far as that within the shorter limit.
+        assert!([1, 8].into_iter().any(is_refused), "another error");
         let one = start(file(1, &path)).join().unwrap().expect("the real rank 1");
         let zero = zero.join().unwrap().unwrap();
         assert_eq!(zero.rejected_connections().map(|count| count > 0), Some(true));
@@ -454,7 +468,7 @@ fn a_relay_learns_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("job");
         std::fs::copy(other, folder.path().join("old")).unwrap();
-        let zero = start(JoinSpec { timeout: Duration::from_secs(2), ..file(0, &path) });
+        let zero = start(JoinSpec { timeout: Duration::from_secs(6), ..file(0, &path) });
         let (coordinator, _) = posted(&path);
         let mut again = TcpStream::connect((Ipv4Addr::LOCALHOST, coordinator.port())).unwrap();
         again.write_all(&seen).unwrap();
@@ -508,7 +522,7 @@ fn a_rank_without_descriptors_is_named_by_all() {
                 let settings = |_| {
                     vec![
                         ("KOLO_TRANSPORT", "tcp".to_owned()),
-                        ("KOLO_JOIN_TIMEOUT", "5".to_owned()),
+                        ("KOLO_JOIN_TIMEOUT", "10".to_owned()),
                         ("FILES", files.to_string()),
                     ]
                 };
@@ -517,7 +531,7 @@ fn a_rank_without_descriptors_is_named_by_all() {
                 let said: Vec<String> = job.ranks.iter_mut().map(last_words).collect();
                 if said.iter().all(|words| words.contains(&cause) && words.contains("ulimit -n")) {
                     assert!(
-                        begin.elapsed() < Duration::from_secs(20),
+                        begin.elapsed() < Duration::from_secs(25),
                         "KOLO_TIMEOUT is 30 s: {:?}",
                         begin.elapsed()
                     );

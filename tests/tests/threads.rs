@@ -218,15 +218,19 @@ fn blocking_calls_beside_started_ones_of_another_thread() {
 fn two_threads_take_about_as_long_as_one() {
     bounded("two threads and one", || {
         let (ranks, calls, elements) = (4, 300, 256);
-        let alone = Arrangement::Exchange.run(ranks, |comm| {
-            comm.barrier().expect("all are there");
-            let begin = Instant::now();
-            Calls::Blocking.run(&comm, 2 * calls, elements);
-            begin.elapsed()
-        })[0];
-        let together = Calls::Blocking.in_two_threads(ranks, calls, elements);
-        println!("{} calls of one thread {alone:.1?}, of two {together:.1?}", 2 * calls);
-        // Much more than it takes, and much less than it used to take: 13 ms a call.
-        assert!(together < 50 * alone + Duration::from_secs(1), "{together:?} beside {alone:?}");
+        let is_about_alike = || {
+            let alone = Arrangement::Exchange.run(ranks, |comm| {
+                comm.barrier().expect("all are there");
+                let begin = Instant::now();
+                Calls::Blocking.run(&comm, 2 * calls, elements);
+                begin.elapsed()
+            })[0];
+            let together = Calls::Blocking.in_two_threads(ranks, calls, elements);
+            println!("{} calls of one thread {alone:.1?}, of two {together:.1?}", 2 * calls);
+            // Much more than it takes, and much less than it used to take: 13 ms a call.
+            together < 50 * alone + Duration::from_secs(1)
+        };
+        // The machine may pause during one measurement, but hardly during three.
+        assert!((0..3).any(|_| is_about_alike()), "two threads take much longer than one");
     });
 }

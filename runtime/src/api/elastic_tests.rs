@@ -19,6 +19,11 @@ use crate::types::ReduceOp;
 
 const LONG: Duration = Duration::from_secs(30);
 
+/// Returns settings with which a pause of the machine is no rank's silence.
+fn patient() -> Config {
+    Config::default().with(|config| config.silent_after = LONG)
+}
+
 /// Shrinks. `fails` gives the error of a rank's n-th attempt, if it is to fail.
 fn shrink(comm: &Communicator, fails: impl Fn(u32) -> Option<Error>) -> (u32, Result<Communicator>) {
     let (attempts, deadline) = (Cell::new(0), Instant::now() + LONG);
@@ -56,7 +61,7 @@ fn sum(comm: &Communicator) -> Result<f32> {
 #[test]
 fn who_was_away_while_the_others_met_is_met_again() -> Result<()> {
     for away in [0, 2] {
-        let met = Cluster::local(3, |comm| {
+        let met = Cluster::with_config(3, &patient(), |comm| {
             let rank = comm.rank();
             let (attempts, made) =
                 shrink(&comm, |attempt| (attempt == 1 && rank != away).then(|| nobody_answers(rank)));
@@ -74,8 +79,7 @@ fn who_was_away_while_the_others_met_is_met_again() -> Result<()> {
 #[test]
 fn a_rank_whose_time_is_over_does_not_give_up_alone() -> Result<()> {
     let all = std::sync::Barrier::new(3);
-    let patient = Config::default().with(|config| config.silent_after = LONG);
-    let met = Cluster::with_config(3, &patient, |comm| {
+    let met = Cluster::with_config(3, &patient(), |comm| {
         let until = if comm.rank() == 1 { Instant::now() } else { Instant::now() + LONG };
         let in_turn = |agrees: &dyn Fn() -> bool| {
             if comm.rank() != 1 {
@@ -145,7 +149,7 @@ fn an_error_says_if_the_time_was_too_short() -> Result<()> {
 
 #[test]
 fn members_that_never_meet_give_up_together() -> Result<()> {
-    let met = Cluster::local(3, |comm| {
+    let met = Cluster::with_config(3, &patient(), |comm| {
         let (rank, (attempts, made)) = (comm.rank(), shrink(&comm, |_| Some(nobody_answers(0))));
         assert!(made.is_err(), "rank {rank}");
         Ok((attempts, sum(&comm)?))
@@ -158,7 +162,7 @@ fn members_that_never_meet_give_up_together() -> Result<()> {
 
 #[test]
 fn what_would_fail_again_is_not_tried_again() -> Result<()> {
-    let met = Cluster::local(2, |comm| {
+    let met = Cluster::with_config(2, &patient(), |comm| {
         let refused = || Error::system("mapping memory", std::io::ErrorKind::OutOfMemory.into());
         let (rank, (attempts, made)) = (comm.rank(), shrink(&comm, |_| (comm.rank() == 1).then(refused)));
         match (rank, made) {

@@ -158,3 +158,34 @@ fn who_gives_up_without_a_control_plane_is_heard_and_not_taken_for_lost() -> Res
     }
     Ok(())
 }
+
+/// A rank says why it gives up before its connections end, but its control thread, which sends the word, may be held up
+/// by a busy host.
+#[test]
+fn who_gives_up_while_its_control_thread_is_held_up_is_not_taken_for_lost() -> Result<()> {
+    let rank = |spec: JoinSpec| -> Result<Option<Error>> {
+        let runtime = ControlRuntime::new()?;
+        let comm = join(spec, &runtime)?;
+        comm.barrier()?;
+        if comm.rank() == 0 {
+            return Ok(Some(comm.recv(&mut [0_u8; 4], 1).expect_err("nobody sends")));
+        }
+        let (tell, begun) = std::sync::mpsc::channel();
+        runtime.spawn(async move {
+            let _ = tell.send(());
+            std::thread::sleep(Duration::from_secs(1));
+        });
+        begun.recv().expect("the thread is held up from here on");
+        comm.abort("enough of this");
+        Ok(None)
+    };
+    let rank = &rank;
+    let error = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            JoinSpec::local(2).into_iter().map(|spec| scope.spawn(move || rank(spec))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<Vec<_>>>()
+    })?;
+    let error = error.into_iter().flatten().next().expect("rank 0 waited");
+    assert!(matches!(error, Error::Aborted { by: 1, kind: AbortReason::Requested, .. }), "{error}");
+    Ok(())
+}

@@ -24,6 +24,10 @@ const LOSS_CALLS: Duration = Duration::from_millis(250);
 /// Longest wait for the control plane to report the fate of a peer whose connection broke.
 const REPORT_MAX: Duration = Duration::from_millis(300);
 
+/// Longest wait for the answer of such a peer, or for its fate. Control threads answer within a millisecond, unless
+/// their processes or hosts pause.
+const PRESENCE_MAX: Duration = Duration::from_secs(3);
+
 /// Longest wait for a peer to name its call.
 const STATUS_MAX: Duration = Duration::from_millis(500);
 
@@ -178,11 +182,8 @@ fn answer(shared: &Shared, question: Question, evidence: &mut Evidence) {
             evidence.report = membership.abort_flag().cause();
         }
         Question::Presence(peer) => {
-            let (answers, carrier) = ask_through(shared, &[peer], ANSWER_MAX);
-            let has_left = membership.departed(peer);
-            let answers = matches!(answers.first(), Some((_, Some(_))));
-            evidence.presence = Some(Presence { answers, has_left, carrier });
-            // A rank that fails says why before it leaves.
+            evidence.presence = Some(ask_presence(shared, peer));
+            // A rank that fails says why before it leaves, and before it answers.
             evidence.report = membership.abort_flag().cause();
         }
         Question::Status(peer) => {
@@ -194,6 +195,23 @@ fn answer(shared: &Shared, question: Question, evidence: &mut Evidence) {
         }
         Question::Shown { peer, tag, sequence } => {
             evidence.shown = Some(orphans::shown_by(shared, peer, tag, sequence));
+        }
+    }
+}
+
+/// Asks whether a peer is alive, until something is known.
+fn ask_presence(shared: &Shared, peer: u32) -> Presence {
+    let until = Instant::now() + PRESENCE_MAX;
+    loop {
+        let asked = Instant::now();
+        let (answers, carrier) = ask_through(shared, &[peer], ANSWER_MAX);
+        let answers = matches!(answers.first(), Some((_, Some(_))));
+        let presence = Presence { answers, has_left: shared.membership.departed(peer), carrier };
+        // Earlier than that, all questions are answered, or nobody carries them.
+        let is_answered = answers || asked.elapsed() < ANSWER_MAX;
+        let is_known = presence.has_left || shared.membership.abort_flag().is_raised();
+        if is_answered || is_known || Instant::now() >= until {
+            return presence;
         }
     }
 }
