@@ -204,6 +204,11 @@ fn collectives() {
 }
 
 #[test]
+fn reductions_by_messages() {
+    with_ranks("reducing", &[1, 2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
 fn started_collectives_that_several_threads_advance() {
     with_ranks("started", &[1, 2, 3]);
 }

@@ -1,6 +1,7 @@
 //! Buffers of collectives: the program's buffers with their types, and contiguous copies.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::schedule::{Memory, Schedule};
@@ -210,6 +211,10 @@ impl Scratch {
         let scratch = Self::new(s, &from.of, from.count);
         let (from, to) = (from.clone(), scratch.clone());
         s.run(move || {
+            if from.of.is_flat() {
+                from.pack_into(to.memory);
+                return Ok(());
+            }
             let mut bytes = Vec::new();
             // SAFETY: reads the program's elements, and writes to room for as many.
             unsafe {
@@ -229,22 +234,34 @@ impl Scratch {
         self.memory.at.wrapping_offset((-self.of.true_lower - back) as isize)
     }
 
-    /// Returns the memory of `count` elements from element `from` on.
+    /// Returns a part of the elements.
     #[must_use]
-    pub fn elements(&self, from: usize, count: usize) -> Memory {
-        if count == 0 {
-            return self.memory.part(0, 0);
-        }
+    pub fn piece(&self, elements: &Range<usize>) -> Self {
+        let count = elements.len();
         let extent = self.of.extent.unsigned_abs() as usize;
         // With a negative extent, the first element is the last in memory.
-        let from = if self.of.extent < 0 { self.count - from - count } else { from };
-        self.memory.part(from * extent, (count - 1) * extent + self.of.true_extent as usize)
+        let from = if self.of.extent < 0 { self.count - elements.end } else { elements.start };
+        let memory = match count {
+            0 => self.memory.part(0, 0),
+            _ => self.memory.part(from * extent, (count - 1) * extent + self.of.true_extent as usize),
+        };
+        Self { memory, count, of: Arc::clone(&self.of) }
+    }
+
+    /// Whether parts of the elements share no byte.
+    #[must_use]
+    pub fn is_divisible(&self) -> bool {
+        self.of.extent.unsigned_abs() as i64 >= self.of.true_extent
     }
 
     /// Copies the elements to the program's buffer when the schedule runs.
     pub fn store(&self, s: &mut Schedule, into: &Buffer) {
         let (from, into) = (self.clone(), into.clone());
         s.run(move || {
+            if from.of.is_flat() {
+                into.unpack_from(from.memory);
+                return Ok(());
+            }
             let mut bytes = Vec::new();
             // SAFETY: as in `load`.
             unsafe {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::buffers::{Buffer, Scratch};
 use super::schedule::{Memory, Schedule};
 use super::transfers::blocks;
-use super::{How, algorithms, go, is_in_place};
+use super::{How, algorithms, go, is_in_place, reducing};
 use crate::comm::{Comm, Inter};
 use crate::constants::{PROC_NULL, ROOT};
 use crate::error::{Class, Outcome, fail};
@@ -199,7 +199,7 @@ fn trade(s: &mut Schedule, inter: &Inter, data: &[Memory], into: &[Buffer]) {
 /// Reduces in each group, and sends each group's result to the first rank of the other.
 fn cross(s: &mut Schedule, comm: &Comm, inter: &Inter, op: &Reducer, own: Scratch) -> Scratch {
     let other = own.alike(s);
-    let sum = locally(s, comm, inter, |s| algorithms::reduce_to_first(s, op, own));
+    let sum = locally(s, comm, inter, |s| reducing::reduce_to_first(s, op, own));
     if comm.rank == 0 {
         s.recv(inter.remote, other.memory);
         s.send(inter.remote, sum.memory);
@@ -230,7 +230,7 @@ pub(super) fn reduce_scatter(
     (counts, into): (&[usize], &Buffer),
 ) {
     let other = cross(s, comm, inter, op, own);
-    locally(s, comm, inter, |s| algorithms::scatter_elements(s, &other, counts, into));
+    locally(s, comm, inter, |s| reducing::scatter_elements(s, &other, counts, into));
 }
 
 pub(super) fn reduce(
@@ -260,7 +260,7 @@ pub(super) fn reduce(
             let op = op::reducing(op, of, &own.of)?;
             go(how, comm, |s| {
                 let own = Scratch::load(s, &own);
-                let sum = locally(s, comm, inter, |s| algorithms::reduce_to_first(s, &op, own));
+                let sum = locally(s, comm, inter, |s| reducing::reduce_to_first(s, &op, own));
                 if comm.rank == 0 {
                     s.send(to, sum.memory);
                     s.fence();

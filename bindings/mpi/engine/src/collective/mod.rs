@@ -6,6 +6,7 @@ mod fast;
 mod inter;
 mod neighbors;
 mod packed;
+mod reducing;
 mod reductions;
 pub mod schedule;
 mod transfers;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kolo::Collective;
 
 use super::buffers::{Buffer, Scratch, aliased, not_in_place};
-use super::{How, algorithms, fast, go, inter, is_in_place, root};
+use super::{How, fast, go, inter, is_in_place, reducing, root};
 use crate::args::{Counts, count};
 use crate::comm::{self, Comm};
 use crate::error::Outcome;
@@ -83,7 +83,7 @@ pub unsafe fn allreduce(
         let own = Scratch::load(s, &call.own);
         match &call.comm.inter {
             Some(of_both) => inter::all_reduce(s, &call.comm, of_both, &call.user, own, &into),
-            None => algorithms::all_reduce(s, &call.user, own, &into),
+            None => reducing::all_reduce(s, &call.user, own, &into),
         }
         Ok(())
     })
@@ -131,7 +131,7 @@ pub unsafe fn reduce(
     let into = if is_root { Buffer::new(recvbuf, n, of)? } else { Buffer::none() };
     go(how, &call.comm, |s| {
         let own = Scratch::load(s, &call.own);
-        algorithms::reduce(s, &call.user, own, &into, to);
+        reducing::reduce(s, &call.user, own, &into, to);
         Ok(())
     })
 }
@@ -209,7 +209,7 @@ fn scattered(
             Some(of_both) => {
                 inter::reduce_scatter(s, &call.comm, of_both, &call.user, own, (counts, &into));
             }
-            None => algorithms::reduce_scatter(s, &call.user, own, counts, &into),
+            None => reducing::reduce_scatter(s, &call.user, own, counts, &into),
         }
         Ok(())
     })
@@ -240,7 +240,7 @@ fn scanned(
     let into = if has_result { Buffer::new(recvbuf, n, of)? } else { Buffer::none() };
     go(how, &call.comm, |s| {
         let own = Scratch::load(s, &call.own);
-        algorithms::scan(s, &call.user, own, &into, exclusive);
+        reducing::scan(s, &call.user, own, &into, exclusive);
         Ok(())
     })
 }
