@@ -86,7 +86,7 @@ impl Connection {
 }
 
 /// Adds the newest connection to a member. This end sends no more over those that it replaces, so the other end closes
-/// them too. What the other end has sent by then is still read.
+/// them too. Messages that the other end has sent by then are still read.
 pub(super) fn put_first(connections: &mut Vec<Connection>, newest: Connection) {
     connections.insert(0, newest);
     connections.truncate(CONNECTIONS_MAX);
