@@ -439,6 +439,11 @@ pub trait Endpoint: Send + std::fmt::Debug {
         unsafe { self.post_recv(on, tag, dst, token) }
     }
 
+    /// Whether [`Endpoint::cancel_recvs`] can return receives.
+    fn can_cancel_recvs(&self) -> bool {
+        false
+    }
+
     /// Returns the conditional receives of a channel ([`Event::Returned`] alone), unless the message of the first has
     /// begun to arrive. The result is whether no receive is posted any more.
     fn cancel_recvs(&mut self, _on: Channel, _events: &mut Vec<Event>) -> bool {

@@ -92,6 +92,10 @@ impl Endpoint for Placed {
         unsafe { self.there().post_recv_if(on, tag, sink, token) }
     }
 
+    fn can_cancel_recvs(&self) -> bool {
+        self.inner.can_cancel_recvs()
+    }
+
     fn cancel_recvs(&mut self, on: Channel, events: &mut Vec<Event>) -> bool {
         self.there().cancel_recvs(on, events)
     }

@@ -70,6 +70,9 @@ pub(super) fn another_length_comes_back_too(subject: &dyn Subject) {
 
 pub(super) fn receives_can_be_taken_back(subject: &dyn Subject) {
     let Some(mut world) = world(subject) else { return };
+    if !world.end(1).can_cancel_recvs() {
+        return skip("the transport takes no receives back");
+    }
     world.exchange(0, 1, 0, 1, Shape::new(1, 1));
     world.finish("a first message");
     let posted = [2, 3].map(|tag| world.recv_if(1, 0, 0, tag, Shape::new(tag, 100)));

@@ -427,6 +427,10 @@ impl Endpoint for ShmEndpoint {
         unsafe { self.hand_recv(on, tag, dst, token, true) }
     }
 
+    fn can_cancel_recvs(&self) -> bool {
+        true
+    }
+
     fn cancel_recvs(&mut self, on: Channel, events: &mut Vec<Event>) -> bool {
         let Ok(peer) = self.peer_for_post(on) else { return false };
         let id = self.peers[peer].recv_lanes[usize::from(on.index)];

@@ -398,6 +398,10 @@ impl Endpoint for TcpEndpoint {
         unsafe { self.enqueue_recv(on, tag, dst, token, true) }
     }
 
+    fn can_cancel_recvs(&self) -> bool {
+        true
+    }
+
     fn cancel_recvs(&mut self, on: Channel, events: &mut Vec<Event>) -> bool {
         self.link(on).is_ok_and(|number| self.links[number as usize].inbound.take_back(events))
     }
