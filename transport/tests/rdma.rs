@@ -237,7 +237,7 @@ fn a_queue_pair_that_dies_by_itself_is_noticed_and_its_own_rank_named() {
     ends[0].sever(1).expect("severed");
     let (began, mut errors, mut events) = (Instant::now(), [None, None], Vec::new());
     while errors.iter().any(Option::is_none) {
-        assert!(began.elapsed() < Duration::from_secs(5), "nobody notices: {errors:?}");
+        assert!(began.elapsed() < Duration::from_secs(30), "nobody notices: {errors:?}");
         for (end, error) in ends.iter_mut().zip(&mut errors) {
             end.poll(&mut events);
             for event in events.drain(..) {
