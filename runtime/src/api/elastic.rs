@@ -329,16 +329,16 @@ impl Communicator {
         problem: Option<Error>,
         earlier: Option<Error>,
     ) -> Error {
-        match self.lack_of_descriptors(operation, began) {
-            Some(lack) => lack,
-            // If the time was too short, no rank is to blame.
-            None if coming.is_over() => self.came_too_late(operation, began, problem.or(earlier)),
-            None => problem.unwrap_or_else(|| self.not_made(operation)),
+        // If the time was too short, no rank is to blame.
+        if coming.is_over() {
+            return self.came_too_late(operation, began, problem.or(earlier));
         }
+        let known = self.lack_of_descriptors(operation, began).or(problem);
+        known.unwrap_or_else(|| self.not_made(operation))
     }
 
-    /// Returns the error of a call for which the time was too short. If this rank lacked descriptors meanwhile, the error
-    /// says so, since that took the time. So does an attempt that failed here.
+    /// Returns the error of a call for which the time was too short. It names the cause if this rank knows one: a lack of
+    /// descriptors, or the `last` attempt, which failed here.
     fn came_too_late(&self, operation: &str, began: Instant, last: Option<Error>) -> Error {
         if let Some(lack) = self.lack_of_descriptors(operation, began) {
             return lack;

@@ -11,6 +11,7 @@ use super::abort::AbortCause;
 use super::coordinator::{BoxedStream, Coordinator};
 use super::invitation::Invitation;
 use super::peers::Agreed;
+use super::peers::acceptor::Opening;
 use super::peers::listener::{ConnectError, Listener, ListenerAddress, Locality, RegroupId};
 use super::peers::missing::{Missing, Silent};
 use super::peers::rounds::RoundKey;
@@ -336,7 +337,8 @@ impl Regroup {
         spec: &JoinSpec,
     ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
         let credentials = self.at.credentials(spec);
-        self.listener.join_at(&self.at, self.locality, credentials, self.regroup_id, CONNECT_TIMEOUT).await
+        let opening = Opening::Join { regroup_id: self.regroup_id };
+        self.listener.reach(&self.at, self.locality, credentials, &opening, CONNECT_TIMEOUT).await
     }
 
     /// Hands survivors that come to this listener to the coordinator, until the result is dropped.

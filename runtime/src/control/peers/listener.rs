@@ -303,23 +303,11 @@ impl Listener {
         opening: &Opening,
         patience: Duration,
     ) -> std::result::Result<BoxedStream, ConnectError> {
-        let reached = self.reach(at, locality, credentials, opening, patience).await;
-        reached.map(|(stream, _)| stream)
+        self.reach(at, locality, credentials, opening, patience).await.map(|(stream, _)| stream)
     }
 
-    /// Connects in order to join the coordinator behind the listener. Also returns the address that answered.
-    pub(crate) async fn join_at(
-        &self,
-        at: &ListenerAddress,
-        locality: Locality,
-        credentials: Credentials,
-        regroup_id: RegroupId,
-        patience: Duration,
-    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
-        self.reach(at, locality, credentials, &Opening::Join { regroup_id }, patience).await
-    }
-
-    async fn reach(
+    /// Does the same, and also returns the address that answered.
+    pub(in crate::control) async fn reach(
         &self,
         at: &ListenerAddress,
         locality: Locality,

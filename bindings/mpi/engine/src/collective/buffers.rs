@@ -211,16 +211,8 @@ impl Scratch {
         let scratch = Self::new(s, &from.of, from.count);
         let (from, to) = (from.clone(), scratch.clone());
         s.run(move || {
-            if from.of.is_flat() {
-                from.pack_into(to.memory);
-                return Ok(());
-            }
-            let mut bytes = Vec::new();
             // SAFETY: reads the program's elements, and writes to room for as many.
-            unsafe {
-                from.of.pack(from.address(), from.count, &mut bytes);
-                to.of.unpack(&bytes, to.address(), to.count);
-            }
+            unsafe { copy_elements(&from.of, from.count, from.address(), to.address()) };
             Ok(())
         });
         scratch
@@ -258,18 +250,27 @@ impl Scratch {
     pub fn store(&self, s: &mut Schedule, into: &Buffer) {
         let (from, into) = (self.clone(), into.clone());
         s.run(move || {
-            if from.of.is_flat() {
-                into.unpack_from(from.memory);
-                return Ok(());
-            }
-            let mut bytes = Vec::new();
-            // SAFETY: as in `load`.
-            unsafe {
-                from.of.pack(from.address(), from.count, &mut bytes);
-                into.of.unpack(&bytes, into.address(), into.count);
-            }
+            // SAFETY: as in `load`, the other way.
+            unsafe { copy_elements(&from.of, from.count, from.address(), into.address()) };
             Ok(())
         });
+    }
+}
+
+/// Copies elements of a type to another place. Leaves the gaps between them there as they are.
+///
+/// # Safety
+/// `count` elements are readable at `from` and writable at `to`, and nothing writes them meanwhile.
+unsafe fn copy_elements(of: &Type, count: usize, from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's promise. Test: `reducing`.
+    unsafe {
+        if of.is_flat() {
+            let data = to.wrapping_offset(of.true_lower as isize);
+            return of.pack_range(from, count, 0..count * of.size(), data);
+        }
+        let mut bytes = Vec::new();
+        of.pack(from, count, &mut bytes);
+        of.unpack(&bytes, to, count);
     }
 }
 

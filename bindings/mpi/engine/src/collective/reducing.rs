@@ -13,8 +13,8 @@ use crate::op::Reducer;
 /// The number of bytes from which on each rank reduces a part of the vector.
 const LONG: usize = 64 << 10;
 
-/// Divides elements among ranks.
-fn shares(count: usize, ranks: u32) -> impl Iterator<Item = Range<usize>> {
+/// Divides elements evenly among ranks.
+fn even_parts(count: usize, ranks: u32) -> impl Iterator<Item = Range<usize>> {
     let ranks = ranks as usize;
     let start = move |rank: usize| count / ranks * rank + rank.min(count % ranks);
     (0..ranks).map(move |rank| start(rank)..start(rank + 1))
@@ -132,7 +132,7 @@ fn reduce_part(s: &mut Schedule, op: &Reducer, own: &Scratch, parts: &[Range<usi
 pub fn reduce(s: &mut Schedule, op: &Reducer, own: Scratch, into: &Buffer, root: u32) {
     let rank = s.rank();
     if is_long(s, &own) {
-        let parts: Vec<_> = shares(own.count, s.size()).collect();
+        let parts: Vec<_> = even_parts(own.count, s.size()).collect();
         let part = reduce_part(s, op, &own, &parts);
         if rank != root {
             s.send(root, part.memory);
@@ -164,7 +164,7 @@ pub fn reduce(s: &mut Schedule, op: &Reducer, own: Scratch, into: &Buffer, root:
 /// Reduces to all ranks: short values by recursive doubling; of long ones, each rank reduces a part and gives it to all.
 pub fn all_reduce(s: &mut Schedule, op: &Reducer, own: Scratch, into: &Buffer) {
     if is_long(s, &own) {
-        let parts: Vec<_> = shares(own.count, s.size()).collect();
+        let parts: Vec<_> = even_parts(own.count, s.size()).collect();
         let part = reduce_part(s, op, &own, &parts);
         let places: Vec<Memory> = parts.iter().map(|part| own.piece(part).memory).collect();
         s.copy(part.memory, places[s.rank() as usize]);
@@ -213,15 +213,15 @@ fn double(s: &mut Schedule, op: &Reducer, places: Places, place: u32, mut sum: S
 /// Reduces, and gives each rank its block of the result. If the blocks are long or the ranks few, each rank reduces its own.
 pub fn reduce_scatter(s: &mut Schedule, op: &Reducer, own: Scratch, counts: &[usize], into: &Buffer) {
     if s.size() > 1 && own.is_divisible() && (s.size() <= FEW || own.memory.len >= LONG) {
-        let parts: Vec<_> = blocks(counts).collect();
+        let parts: Vec<_> = block_ranges(counts).collect();
         return reduce_part(s, op, &own, &parts).store(s, into);
     }
     let sum = reduce_to_first(s, op, own);
     scatter_elements(s, &sum, counts, into);
 }
 
-/// Returns the elements of each block.
-fn blocks(counts: &[usize]) -> impl Iterator<Item = Range<usize>> {
+/// Returns the elements of consecutive blocks.
+fn block_ranges(counts: &[usize]) -> impl Iterator<Item = Range<usize>> {
     counts.iter().scan(0, |next, count| {
         *next += count;
         Some(*next - count..*next)
@@ -230,7 +230,7 @@ fn blocks(counts: &[usize]) -> impl Iterator<Item = Range<usize>> {
 
 /// Gives each rank its block of rank 0's elements.
 pub fn scatter_elements(s: &mut Schedule, sum: &Scratch, counts: &[usize], into: &Buffer) {
-    let parts: Vec<Memory> = blocks(counts).map(|block| sum.piece(&block).memory).collect();
+    let parts: Vec<Memory> = block_ranges(counts).map(|block| sum.piece(&block).memory).collect();
     let result = Scratch::new(s, &sum.of, counts[s.rank() as usize]);
     scatter(s, &parts, result.memory, 0);
     result.store(s, into);
