@@ -29,6 +29,7 @@
 
 mod accept;
 mod address;
+mod climb;
 mod congestion;
 mod connect;
 mod dial;

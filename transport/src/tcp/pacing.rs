@@ -5,17 +5,19 @@
 //! Therefore a sender that gives each of its connections an equal part of the link's rate keeps the queues short. See
 //! docs/measurements.md, *All-to-alls between hosts*.
 //!
-//! The rate is the one that was learned ([`expect`](crate::Endpoint::expect)); if none was, nothing is paced. The kernel
-//! takes a message long before it has sent the message, so the bytes that are left are counted in the sockets.
+//! The rate is the one that was learned ([`expect`](crate::Endpoint::expect)), or a higher one that the connections have
+//! shown ([`climb`](super::climb)); if none was learned, nothing is paced. The kernel takes a message long before it has
+//! sent the message, so the bytes that are left are counted in the sockets.
 
 use std::time::{Duration, Instant};
 
 use socket2::Socket;
 
 use super::address::Host;
+use super::climb::{Carried, Climb};
 use super::endpoint::{Peer, TcpEndpoint};
 use super::link::{Link, State};
-use super::socket;
+use super::socket::{self, TcpInfo};
 use crate::endpoint::Paced;
 
 /// Length from which messages are paced.
@@ -31,7 +33,7 @@ const HOSTS_LEAST: usize = 3;
 /// timers cost more than the losses.
 const RATE_MOST: f64 = 1.3e9;
 
-/// Part of the learned rate that all connections get together. The rate is rounded, and bursts need room.
+/// Part of the path's rate that all connections get together. The rate is rounded, and bursts need room.
 const SHARE: f64 = 0.95;
 
 /// Time between two looks at the bytes that are left.
@@ -52,6 +54,7 @@ pub(super) struct Pacing {
     is_due: bool,
     /// Whether the last look found enough hosts.
     is_pacing: bool,
+    climb: Climb,
     paced: Paced,
 }
 
@@ -150,7 +153,8 @@ impl TcpEndpoint {
         if link.pace.see(socket, peer) {
             link.pace.is_listed = true;
             pacing.links.push(number);
-            let pace = pacing.load(links).pace(expected);
+            pacing.climb.begin_again();
+            let pace = pacing.load(links).pace(pacing.climb.rate(expected, RATE_MOST));
             if pace == UNPACED || pacing.is_pacing {
                 // The others follow with the next look. A look at each message would take long with many peers.
                 pacing.apply(&mut links[number as usize], pace);
@@ -177,6 +181,7 @@ impl TcpEndpoint {
         let Self { pacing, links, peers, .. } = self;
         (pacing.looked_at, pacing.is_due) = (Some(now), false);
         let mut listed = std::mem::take(&mut pacing.links);
+        let before = listed.len();
         listed.retain(|&number| {
             let link = &mut links[number as usize];
             link.pace.is_listed = link.bundle.is_none() && link.left_bytes() >= LEFT_BYTES;
@@ -185,13 +190,24 @@ impl TcpEndpoint {
             }
             link.pace.is_listed
         });
+        if listed.len() < before {
+            pacing.climb.begin_again();
+        }
         pacing.links = listed;
         let load = pacing.load(links);
+        let (mut sum, mut highest) = (0.0, 0.0_f64);
         for at in 0..pacing.links.len() {
             let link = &mut links[pacing.links[at] as usize];
-            pacing.apply(link, load.pace(peers[link.channel.peer as usize].expected));
+            let rate = pacing.climb.rate(peers[link.channel.peer as usize].expected, RATE_MOST);
+            let pace = load.pace(rate);
+            pacing.apply(link, pace);
+            (sum, highest) = (sum + f64::from(pace), highest.max(rate));
         }
         pacing.is_pacing = load.hosts >= HOSTS_LEAST;
+        if pacing.is_pacing && highest <= RATE_MOST && pacing.climb.is_due(now, sum, load.connections) {
+            let carried = pacing.carried(links);
+            pacing.climb.look(now, carried, sum, highest >= RATE_MOST);
+        }
     }
 }
 
@@ -214,6 +230,18 @@ impl Pacing {
             hosts: hosts().count(),
             senders: hosts().map(|ranks| ranks.len() as u32).max().unwrap_or(0),
         }
+    }
+
+    /// Counts what the paced connections have carried.
+    fn carried(&self, links: &[Link]) -> Carried {
+        let mut carried = Carried::default();
+        for &number in &self.links {
+            let State::Open(socket) = &links[number as usize].state else { continue };
+            let info = TcpInfo::of(socket).unwrap_or_default();
+            carried.bytes += info.acknowledged_bytes;
+            carried.resent += u64::from(info.resent);
+        }
+        carried
     }
 
     /// Tells the kernel a connection's pace, unless the kernel knows it.
@@ -355,6 +383,16 @@ mod tests {
         let three = vec![UNPACED; 3];
         assert_eq!(send(&mut ends, &THREE), [three.clone(), three]);
         assert_eq!(ends[0].paced(), None);
+    }
+
+    #[test]
+    fn a_rate_that_was_learned_too_low_does_not_hold_connections_back() {
+        let mut ends = star(true);
+        (1..4).for_each(|peer| ends[0].expect(peer, 1e7));
+        let [during, after] = send(&mut ends, &THREE);
+        assert_eq!((during, after), (vec![3_166_666; 3], vec![UNPACED; 3]));
+        let rate = ends[0].pacing.climb.rate(1e7, RATE_MOST);
+        assert!(rate > 4e7, "{rate} bytes per second, of a loopback device's billions");
     }
 
     #[test]

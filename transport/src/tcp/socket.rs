@@ -118,6 +118,8 @@ pub struct TcpInfo {
     /// Number of segments that the peer received twice, because they were retransmitted needlessly. 0 before Linux
     /// 4.19.
     pub duplicates: u32,
+    /// Number of bytes that the peer's kernel has acknowledged since the beginning. 0 before Linux 4.1.
+    pub acknowledged_bytes: u64,
     /// Number of bytes that are not sent yet. 0 before Linux 4.6.
     pub unsent_bytes: u32,
     /// Bytes per second that have arrived lately, measured while there were bytes to send; 0 if the kernel does not
@@ -137,6 +139,7 @@ impl TcpInfo {
         const UNACKNOWLEDGED: usize = 24;
         const ACKNOWLEDGED_MS: usize = 56;
         const RESENT: usize = 100;
+        const ACKNOWLEDGED: usize = 120;
         const UNSENT: usize = 144;
         const LEAST_ROUND_TRIP: usize = 148;
         const SENT: usize = 156;
@@ -154,6 +157,8 @@ impl TcpInfo {
         };
         let word =
             |at: usize| info[at..].first_chunk().map_or(0, |bytes: &[u8; 4]| u32::from_ne_bytes(*bytes));
+        let long =
+            |at: usize| info[at..].first_chunk().map_or(0, |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes));
         let least = Some(word(LEAST_ROUND_TRIP)).filter(|_| len as usize >= LEAST_ROUND_TRIP + 4);
         (rc == 0).then(|| Self {
             is_opening: info[0] == SYN_SENT,
@@ -164,10 +169,9 @@ impl TcpInfo {
             resent: word(RESENT),
             sent: word(SENT),
             duplicates: word(DUPLICATES),
+            acknowledged_bytes: long(ACKNOWLEDGED),
             unsent_bytes: word(UNSENT),
-            delivered_per_second: info[DELIVERED..]
-                .first_chunk()
-                .map_or(0, |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes)),
+            delivered_per_second: long(DELIVERED),
             least_round_trip: least.filter(|us| *us != u32::MAX).map(|us| Duration::from_micros(us.into())),
         })
     }
