@@ -180,7 +180,7 @@ impl Communicator {
             yield_until: Duration::ZERO,
             ..Policy::OVERSUBSCRIBED
         });
-        match until(&mut Taking { shared, sharing }, &mut Patience::new(limit, pacer)) {
+        match until(&mut Taking { shared, sharing }, &mut Patience::new(limit.into(), pacer)) {
             Ok(()) => Ok(Ok(())),
             Err(NotTaken::Here(why)) => Ok(Err(why)),
             Err(NotTaken::ByAll(error)) => Err(error),

@@ -189,8 +189,8 @@ impl<B: 'static> Work<B> {
             return true;
         };
         let limit = self.shared.config.timeout;
-        let deadline =
-            *self.deadline.get_or_insert_with(|| Deadline::of_call(limit, &self.shared.time_limit));
+        let limit = || self.shared.time_limit.within(limit.into());
+        let deadline = *self.deadline.get_or_insert_with(|| Deadline::after(limit()));
         let replaced = core.awaited.add(id, waited, deadline, task);
         drive::wake_tasks(core);
         drop(replaced);

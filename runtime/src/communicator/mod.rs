@@ -36,3 +36,4 @@ pub(crate) use renumbering::renumbered;
 pub(crate) use shared::{Shared, World};
 pub use survivors::NEWCOMER;
 pub(crate) use survivors::{Elastic, regroup};
+pub(crate) use time_limit::Limit;

@@ -251,7 +251,7 @@ impl Shared {
 
     /// Returns the deadline of a call that waits for the other ranks for `patience` at most, within the time limit.
     pub(crate) fn deadline_after(&self, patience: Duration) -> Instant {
-        deadline_after(self.time_limit.left().map_or(patience, |left| left.min(patience)))
+        deadline_after(self.time_limit.within(patience.into()).left)
     }
 
     /// Returns the waiting list of newcomers at this rank's listener, if it has one.

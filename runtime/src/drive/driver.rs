@@ -14,7 +14,7 @@ use super::{
 use crate::affinity::{GAP_MAX, SoftAffinity};
 use crate::call::Waited;
 use crate::cancel::Whole;
-use crate::communicator::{Attended, Core, CoreGuard, Shared};
+use crate::communicator::{Attended, Core, CoreGuard, Limit, Shared};
 use crate::engine::Id;
 use crate::error::{Error, Result};
 use crate::failure::is_loss;
@@ -80,7 +80,7 @@ pub(crate) fn wait_for<'a>(
     core: CoreGuard<'a>,
     id: Id,
     waited: Waited,
-    limit: Duration,
+    limit: impl Into<Limit>,
 ) -> Result<CoreGuard<'a>> {
     if core.engine.is_done(id) {
         return Ok(core);
@@ -90,12 +90,8 @@ pub(crate) fn wait_for<'a>(
 }
 
 /// Returns the patience of a thread that waits for a call with this limit, or until the limit for several calls.
-pub(super) fn patience(shared: &Shared, limit: Duration) -> Patience {
-    let mut patience = Patience::new(limit, Pacer::new(shared.policy));
-    if let Some(left) = shared.time_limit.left() {
-        patience.end_within(left, shared.time_limit.whole());
-    }
-    patience
+pub(super) fn patience(shared: &Shared, limit: impl Into<Limit>) -> Patience {
+    Patience::new(shared.time_limit.within(limit.into()), Pacer::new(shared.policy))
 }
 
 /// Asks the peers for which operation `id` waits, as a wait does that has suspected one of them for long enough.
