@@ -9,7 +9,8 @@ use kolo_transport::{Armed, ParkBy};
 
 use super::asking::{self, Awaits};
 use super::{
-    End, News, Patience, Step, Suspicion, Waiter, fail, orphans, time_out, timed_out, until, wake_tasks,
+    End, News, Patience, Step, Suspicion, Ticket, Waiter, fail, orphans, time_out, timed_out, until,
+    wake_tasks,
 };
 use crate::affinity::{GAP_MAX, SoftAffinity};
 use crate::call::Waited;
@@ -87,6 +88,29 @@ pub(crate) fn wait_for<'a>(
     }
     let _attended = Attended::new(&shared.attendance);
     drive(shared, core, Operation(id), waited, patience(shared, limit))
+}
+
+/// Drives until all of these operations are done, within one limit, and calls `over` for each.
+pub(crate) fn wait_for_all<'a>(
+    shared: &'a Shared,
+    mut core: CoreGuard<'a>,
+    tickets: impl IntoIterator<Item = Ticket>,
+    limit: Duration,
+    mut over: impl FnMut(&mut Core, Id),
+) -> Result<CoreGuard<'a>> {
+    let (limit, mut began) = (Limit::from(limit), None);
+    let mut tickets = tickets.into_iter().peekable();
+    while let Some(Ticket { id, waited }) = tickets.next() {
+        if !core.engine.is_done(id) {
+            let left = began.map_or(limit, |began: Instant| limit.after(began.elapsed()));
+            if tickets.peek().is_some() {
+                began.get_or_insert_with(Instant::now);
+            }
+            core = wait_for(shared, core, id, waited, left)?;
+        }
+        over(&mut core, id);
+    }
+    Ok(core)
 }
 
 /// Returns the patience of a thread that waits for a call with this limit, or until the limit for several calls.
