@@ -16,7 +16,7 @@ use crate::affinity::{GAP_MAX, SoftAffinity};
 use crate::call::Waited;
 use crate::cancel::Whole;
 use crate::communicator::{Attended, Core, CoreGuard, Limit, Shared};
-use crate::engine::Id;
+use crate::engine::{Id, Route};
 use crate::error::{Error, Result};
 use crate::failure::is_loss;
 use crate::wait::{self, Next, Pacer};
@@ -266,7 +266,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         let Some(lost) = flag.cause().filter(|cause| is_loss(cause) && !flag.is_revoked()) else {
             return Some(News::Aborted);
         };
-        let by_memory = self.shared.group.route(lost.by).is_some_and(|route| route.transport == "shm");
+        let by_memory = self.shared.group.route(lost.by).is_some_and(Route::shares_memory);
         Some(match self.goal.waiting_for(core).contains(&lost.by) {
             true if by_memory => News::Hopeless,
             true => News::Doomed,
