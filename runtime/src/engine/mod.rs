@@ -46,6 +46,7 @@ use token::{Name, TRANSFER};
 pub(crate) use transfers::{ANY_SOURCE, TransferJob};
 use transfers::{TRANSFER_CHANNEL, Transfers};
 
+use crate::call::Form;
 use crate::reduce::DefaultFloats;
 
 /// Channel groups per pair: one for blocking calls and three for asynchronous ones. Three in flight keep a link busy
@@ -63,13 +64,6 @@ pub(crate) type Owner = Box<dyn Any + Send>;
 pub(crate) enum Id {
     Operation { slot: u16, generation: u16 },
     Transfer { slot: u16, generation: u16 },
-}
-
-/// The channel groups that an operation may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    Blocking,
-    Asynchronous,
 }
 
 #[derive(Debug)]
@@ -160,11 +154,11 @@ impl Engine {
     /// # Safety
     /// Until the operation is done or [`Engine::abort`] has returned, the job's buffers are valid and nobody else
     /// touches them.
-    pub(crate) unsafe fn start(&mut self, mut job: Job, mode: Mode) -> Id {
+    pub(crate) unsafe fn start(&mut self, mut job: Job, form: Form) -> Id {
         let _floats = DefaultFloats::enter();
-        let group = match mode {
-            Mode::Blocking => 0,
-            Mode::Asynchronous => {
+        let group = match form {
+            Form::Blocking => 0,
+            Form::Started => {
                 let turn = self.asynchronous_calls % u64::from(GROUPS - 1);
                 self.asynchronous_calls += 1;
                 1 + turn as u16
