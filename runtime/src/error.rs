@@ -247,6 +247,13 @@ impl Error {
     }
 }
 
+impl ErrorContext {
+    /// Makes the context of an operation that has no number.
+    pub(crate) fn unnumbered(rank: u32, operation: impl Into<String>) -> Self {
+        Self { rank, operation: operation.into(), sequence: 0 }
+    }
+}
+
 impl fmt::Display for ErrorContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.rank {

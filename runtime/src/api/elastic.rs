@@ -7,7 +7,7 @@ use crate::call::Waited;
 use crate::communicator::{Making, patience, regroup, renumbered};
 use crate::control::{AdmittedNewcomer, Disagreement, Missing, Purpose, Silent, Until};
 use crate::drive;
-use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, PeerState, Result};
+use crate::error::{AbortReason, AwaitedRank, Error, JoinFailure, PeerState, Result};
 use crate::job::deadline_after;
 
 /// Result of an agreement among the ranks that live: see [`Communicator::agree`].
@@ -308,14 +308,10 @@ impl Communicator {
         self.shared.membership.control().watch_hosts(self.config().silent_after);
     }
 
-    fn place(&self, operation: &str) -> ErrorContext {
-        ErrorContext { rank: self.rank(), operation: operation.to_owned(), sequence: 0 }
-    }
-
     fn not_made(&self, operation: &str) -> Error {
         let reason = "another rank could not make its part of the new communicator, or not in time; see that \
                       rank's own error for the reason";
-        let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Transport);
+        let (context, by, kind) = (self.context(operation), self.rank(), AbortReason::Transport);
         Error::Aborted { context, by, kind, reason: reason.to_owned() }
     }
 
@@ -349,7 +345,7 @@ impl Communicator {
             Some(last) => format!("{general}, and on this one an attempt failed before ({last})"),
             None => general.to_owned(),
         };
-        let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Timeout);
+        let (context, by, kind) = (self.context(operation), self.rank(), AbortReason::Timeout);
         Error::Aborted { context, by, kind, reason }
     }
 
@@ -365,7 +361,7 @@ impl Communicator {
     }
 
     fn disagreement(&self, disagreement: Disagreement, operation: &str, since: Instant) -> Error {
-        let context = self.place(operation);
+        let context = self.context(operation);
         let aborted =
             |by, kind, reason: String| Error::Aborted { context: context.clone(), by, kind, reason };
         // An earlier attempt of the same call may have lacked the descriptors.

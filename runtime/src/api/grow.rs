@@ -8,7 +8,7 @@ use crate::call::Waited;
 use crate::communicator::{Elastic, Left, Places, WORLD, grow, join_admitted, patience, settings};
 use crate::config::Config;
 use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, Until, first_invitation};
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, Result};
 use crate::files::keep_secret;
 use crate::job::{MAX_WORLD_SIZE, deadline_after};
 use crate::join::JoinSpec;
@@ -32,7 +32,7 @@ impl Communicator {
         let waiting_list = self.shared.open_waiting_list()?;
         let invitation = waiting_list.and_then(|list| self.shared.world.control.invitation(list));
         invitation.ok_or_else(|| Error::Unsupported {
-            context: self.growing("accept"),
+            context: self.context("accept"),
             problem: "newcomers cannot reach this rank, because it has no port for them; see its log and \
                       KOLO_PORT_RANGE"
                 .to_owned(),
@@ -134,7 +134,7 @@ impl Communicator {
     pub fn grow(&self, most: u32) -> Result<Self> {
         if most > MAX_WORLD_SIZE {
             let problem = format!("{most} ranks are more than the {MAX_WORLD_SIZE} that are supported");
-            return Err(Error::Usage { context: self.growing("grow"), problem });
+            return Err(self.usage("grow", problem));
         }
         self.take_in(Places::Last { most }, Until::GivingUp(Instant::now() + patience(self.config())))
     }
@@ -163,10 +163,6 @@ impl Communicator {
             let growth = grow(&self.shared, &Left { ranks, seed }, places, until.deadline())?;
             Ok((self.make_next(growth.making)?, growth.admitted))
         })
-    }
-
-    fn growing(&self, operation: &str) -> ErrorContext {
-        ErrorContext { rank: self.rank(), operation: operation.to_owned(), sequence: 0 }
     }
 }
 

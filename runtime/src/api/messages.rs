@@ -7,7 +7,7 @@ use kolo_transport::Piece;
 
 use super::Communicator;
 use crate::call::ranges::{Range, first_conflict, is_addressable};
-use crate::call::{AdapterAccess, Message, Single, Waited, transfer_tag};
+use crate::call::{AdapterAccess, Message, Single, Waited, out_of_range, transfer_tag};
 use crate::communicator::{Core, CoreGuard, on_gpus};
 use crate::drive::{self, Ticket};
 use crate::engine::{ANY_SOURCE, Kind, Owner, TransferJob};
@@ -83,9 +83,7 @@ impl Communicator {
         };
         for transfer in transfers {
             if let Some(peer) = transfer.peer.filter(|peer| *peer >= shared.group.size) {
-                let problem =
-                    format!("rank {peer} is out of range: ranks are 0 to {}", shared.group.size - 1);
-                return Err(self.usage(label, problem));
+                return Err(self.usage(label, out_of_range("rank", peer, shared.group.size)));
             }
         }
         self.check_memory(label, transfers)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kolo_transport::Piece;
 
 use super::Communicator;
-use crate::call::{Message, Waited, transfer_tag};
+use crate::call::{Message, Waited, out_of_range, transfer_tag};
 use crate::communicator::{Core, CoreGuard};
 use crate::drive::{self, Ticket};
 use crate::engine::{ANY_SOURCE, Id, Kind, TransferJob, label};
@@ -102,8 +102,7 @@ impl Communicator {
         const LABEL: &str = "probe";
         let shared = &self.shared;
         if let Some(peer) = source.filter(|peer| *peer >= shared.group.size) {
-            let problem = format!("rank {peer} is out of range: ranks are 0 to {}", shared.group.size - 1);
-            return Err(self.usage(LABEL, problem));
+            return Err(self.usage(LABEL, out_of_range("rank", peer, shared.group.size)));
         }
         if tags.is_empty() {
             return Err(self.usage(

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Agreement, Communicator};
 use crate::communicator::{NEWCOMER, patience};
 use crate::control::Until;
-use crate::error::{AbortReason, Error, ErrorContext, Result};
+use crate::error::{AbortReason, Error, Result};
 use crate::job::deadline_after;
 use crate::types::{Element, ReduceOp};
 
@@ -348,7 +348,7 @@ impl Survivors {
     }
 
     fn gave_up(&self, kind: AbortReason, reason: &str) -> Error {
-        let context = ErrorContext { rank: self.comm.rank(), operation: "run".to_owned(), sequence: 0 };
+        let context = self.comm.context("run");
         Error::Aborted { context, by: self.comm.rank(), kind, reason: reason.to_owned() }
     }
 }

@@ -14,7 +14,7 @@ use crate::call::Waited;
 use crate::communicator::Shared;
 use crate::control::ExchangeKey;
 use crate::drive::{self, End, Patience, Step, Waiter, until};
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, Result};
 use crate::supply::{self, Pool};
 use crate::symmetric::{Allocation, OwnMemory};
 use crate::types::Element;
@@ -205,9 +205,8 @@ impl Communicator {
     fn all_could<'a>(&self, failures: impl Iterator<Item = Option<&'a String>>) -> Result<()> {
         let mut failures = failures.enumerate().filter_map(|(rank, why)| Some((rank, why?)));
         let Some((rank, why)) = failures.next() else { return Ok(()) };
-        let context = ErrorContext { rank: self.rank(), operation: "alloc".to_owned(), sequence: 0 };
         Err(Error::Unsupported {
-            context,
+            context: self.context("alloc"),
             problem: format!("rank {rank} could not allocate the memory: {why}"),
         })
     }

@@ -194,7 +194,7 @@ impl Call {
     fn refusal(&self, rank: u32, world_size: u32) -> Error {
         let name = self.op.name();
         let problem = if self.root >= world_size {
-            format!("root {} is out of range: ranks are 0 to {}", self.root, world_size - 1)
+            out_of_range("root", self.root, world_size)
         } else if reduces(self.collective) && !self.op.supports(self.data_type) {
             format!("operator {name} is not defined for {}", self.data_type)
         } else if self.is_prefix_of_averages() {
@@ -214,7 +214,7 @@ impl Call {
             overlap(input, output, rule)
         };
         let operation = self.summary(Form::Blocking).to_string();
-        Error::Usage { context: ErrorContext { rank, operation, sequence: 0 }, problem }
+        Error::Usage { context: ErrorContext::unnumbered(rank, operation), problem }
     }
 
     /// Returns the GPUs that own the buffers.
@@ -306,6 +306,11 @@ pub(crate) const fn touches(collective: Collective, is_root: bool) -> (bool, boo
         Collective::Barrier => (false, false),
         _ => (true, true),
     }
+}
+
+/// Describes a root or another rank that a communicator of this size does not have.
+pub(crate) fn out_of_range(what: &str, rank: u32, world_size: u32) -> String {
+    format!("{what} {rank} is out of range: ranks are 0 to {}", world_size - 1)
 }
 
 /// Describes buffers that overlap, with the rule that they break.

@@ -187,7 +187,7 @@ fn describe(places: Places) -> String {
 }
 
 fn context(rank: u32) -> ErrorContext {
-    ErrorContext { rank, operation: "grow".to_owned(), sequence: 0 }
+    ErrorContext::unnumbered(rank, "grow")
 }
 
 /// Chooses the newcomers that become members. Refuses those at this rank's listener that cannot.

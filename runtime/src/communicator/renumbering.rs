@@ -89,7 +89,7 @@ mod tests {
     const LEFT: [u32; 4] = [1, 3, 4, NEWCOMER];
 
     fn context() -> ErrorContext {
-        ErrorContext { rank: 2, operation: "grow".to_owned(), sequence: 0 }
+        ErrorContext::unnumbered(2, "grow")
     }
 
     fn lost(peer: u32) -> Error {

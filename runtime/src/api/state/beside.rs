@@ -205,6 +205,5 @@ impl Fetch<'_> {
 }
 
 fn usage(problem: String) -> Error {
-    let context = ErrorContext { rank: NEWCOMER, operation: "fetch".to_owned(), sequence: 0 };
-    Error::Usage { context, problem }
+    Error::Usage { context: ErrorContext::unnumbered(NEWCOMER, "fetch"), problem }
 }
