@@ -68,7 +68,7 @@ impl Communicator {
     /// [`AbortReason::Minority`] if too few ranks answer. [`Error::Timeout`] with the ranks that did not call.
     /// [`Error::Usage`] if the ranks made different calls, or after a fork.
     pub fn agree(&self, flags: u64) -> Result<Agreement> {
-        self.agree_until(flags, Until::GivingUp(Instant::now() + patience(self.config())))
+        self.agree_until(flags, self.until(None))
     }
 
     /// Like [`Communicator::agree`], but waits at most `limit` for ranks that live and have not called. Such a rank
@@ -81,7 +81,12 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator::agree`].
     pub fn agree_within(&self, flags: u64, limit: Duration) -> Result<Agreement> {
-        self.agree_until(flags, Until::Deciding(deadline_after(limit)))
+        self.agree_until(flags, self.until(Some(deadline_after(limit))))
+    }
+
+    /// Returns when a call ends that begins now: at `limit` for all members or, without one, when this rank gives up.
+    pub(super) fn until(&self, limit: Option<Instant>) -> Until {
+        limit.map_or_else(|| Until::GivingUp(Instant::now() + patience(self.config())), Until::Deciding)
     }
 
     pub(super) fn agree_until(&self, flags: u64, until: Until) -> Result<Agreement> {
@@ -103,7 +108,7 @@ impl Communicator {
     /// too short for the rest. After an error this rank has no new communicator; the same agreement tells ranks that
     /// could have gone on.
     pub fn shrink(&self) -> Result<Self> {
-        self.shrink_until(Until::GivingUp(Instant::now() + patience(self.config())))
+        self.shrink_until(self.until(None))
     }
 
     /// Like [`Communicator::shrink`], but if a rank that lives has not called after `limit`, the call fails on all
@@ -114,7 +119,7 @@ impl Communicator {
     /// As [`Communicator::shrink`]; [`Error::Aborted`] with [`AbortReason::Timeout`] if a rank has not called in
     /// time.
     pub fn shrink_within(&self, limit: Duration) -> Result<Self> {
-        self.shrink_until(Until::Deciding(deadline_after(limit)))
+        self.shrink_until(self.until(Some(deadline_after(limit))))
     }
 
     pub(super) fn shrink_until(&self, until: Until) -> Result<Self> {

@@ -136,7 +136,7 @@ impl Communicator {
             let problem = format!("{most} ranks are more than the {MAX_WORLD_SIZE} that are supported");
             return Err(self.usage("grow", problem));
         }
-        self.take_in(Places::Last { most }, Until::GivingUp(Instant::now() + patience(self.config())))
+        self.take_in(Places::Last { most }, self.until(None))
     }
 
     /// Like [`Communicator::grow`], but newcomers take the places of lost ranks: slots ([`Communicator::slots`]) that
@@ -146,7 +146,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::grow`]; [`Error::Usage`] if no slot is free.
     pub fn replace(&self) -> Result<Self> {
-        self.take_in(Places::Free, Until::GivingUp(Instant::now() + patience(self.config())))
+        self.take_in(Places::Free, self.until(None))
     }
 
     /// Returns the slot of each rank: its rank in the first communicator of the group, or the slot of the rank that
