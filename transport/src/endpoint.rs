@@ -3,8 +3,9 @@
 //!
 //! # Contract
 //!
-//! 1. An [`Endpoint`] is one rank's end of a transport. It has one owner (`&mut self`), never sleeps, and never
-//!    blocks, except in [`Endpoint::establish`]: the owner decides when to poll and how to wait.
+//! 1. An [`Endpoint`] is one rank's end of a transport. It has one owner (`&mut self`), and never sleeps or blocks: the
+//!    owner decides when to poll and how to wait. The exceptions are [`Endpoint::try_paths`], [`Endpoint::establish`]
+//!    and dropping it.
 //! 2. A [`Channel`] is a FIFO of messages between two ranks, one in each direction. The i-th message posted for
 //!    sending meets the i-th receive that the peer posts. A channel has no tag matching, no wildcards and no
 //!    reordering; channels are not ordered among each other. A receiver that posts no receive exerts back-pressure on

@@ -99,9 +99,9 @@ impl Communicator {
     /// so nothing of the old communicator reaches the new one. Ranks that die meanwhile are left out.
     ///
     /// All ranks that live call it. Blocks until all have, at most
-    /// [`Config::join_timeout`](crate::Config::join_timeout). Once all have, the call ends on all ranks alike: if the
-    /// time of one is over then, it fails on all. [`Communicator::ranks_before`] gives their old ranks. A rank may die
-    /// as soon as this returns: the next call then fails as usual, and the survivors shrink again.
+    /// [`Config::join_timeout`](crate::Config::join_timeout). Once all have called, the outcome is common: if one
+    /// rank's time is over, the call fails on all ranks. [`Communicator::ranks_before`] gives their old ranks. A rank
+    /// may die as soon as this returns: the next call then fails as usual, and the survivors shrink again.
     ///
     /// # Errors
     /// As [`Communicator::agree`]; [`Error::Aborted`] with [`AbortReason::Timeout`] if all have called, and the time was

@@ -84,7 +84,7 @@ impl Communicator {
 
     /// As [`group`](Self::group), but waits at most `limit` for the ranks, for bindings with time-outs of their own.
     ///
-    /// The ranks of a binding's communicators may have agreed on a `number`. It identifies the communicator, so several threads
+    /// `number`, if given, is one on which the binding's ranks have agreed. It identifies the communicator, so several threads
     /// may make communicators at the same time, in any order. No number may be used twice.
     ///
     /// # Errors

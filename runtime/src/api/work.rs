@@ -109,8 +109,8 @@ impl<B: 'static> Work<B> {
 
     /// Returns whether the operation is over, successfully or not. Makes a little progress; never blocks for long.
     ///
-    /// A collective that is polled and needs a rank which has left is over soon: once nothing has moved on the
-    /// communicator for about a second. A message stays unfinished then, since a program may poll for one that need not
+    /// If a polled collective needs a rank that has left, it ends (with an error) about a second after anything last
+    /// moved on the communicator. A message stays unfinished then, since a program may poll for one that need not
     /// come; [`Work::wait`] returns the error. The communicator's time-out does not apply to polls, between which a
     /// program may do other work.
     #[must_use]

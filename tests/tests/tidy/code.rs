@@ -79,6 +79,27 @@ fn the_environment_is_read_in_listed_files() {
         .compare("The environment is read in config and join (STYLE, Code 7; environment.txt)", &found);
 }
 
+#[test]
+fn state_of_the_process_is_in_listed_files() {
+    let changes = ["Mutex", "RwLock", "Cell", "RefCell", "OnceLock", "Once"];
+    let is_state = |line: &&String| {
+        let global =
+            line.trim_start_matches("pub(crate) ").trim_start_matches("pub ").strip_prefix("static ");
+        global.is_some_and(|global| {
+            global.contains("Atomic") || changes.iter().any(|word| has_word(global, word))
+        })
+    };
+    let mut found = BTreeMap::new();
+    for source in source::product().into_iter().filter(|source| !source.path.starts_with("bindings/")) {
+        if let Some(line) = source.product().iter().find(is_state) {
+            found.insert(source.path.clone(), line.clone());
+        }
+    }
+    List::read("globals.txt")
+        .with_reasons()
+        .compare("No global mutable state, except of the process (STYLE, Code 8; globals.txt)", &found);
+}
+
 /// A comparison with a name misses the transport that is added next.
 #[test]
 fn the_runtime_asks_for_features_of_transports() {
