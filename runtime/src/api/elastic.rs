@@ -125,8 +125,7 @@ impl Communicator {
     pub(super) fn shrink_until(&self, until: Until) -> Result<Self> {
         self.shared.check_process(|| Waited::other("shrink"))?;
         self.form_again(Purpose::Shrink, "shrink", until, |ranks, seed| {
-            let making = regroup(&self.shared, ranks, seed, until.deadline())
-                .map_err(|error| renumbered(error, self.rank(), ranks))?;
+            let making = regroup(&self.shared, ranks, seed, until.deadline())?;
             Ok((self.make_next(making)?, Vec::new()))
         })
     }

@@ -125,7 +125,7 @@ fn absence(cause: AbortCause, ranks: &[u32]) -> Absence {
 }
 
 /// Assembles the parts of the communicator, once all ranks are there.
-fn making(world: World, config: Config, deadline: Instant) -> Making {
+pub(super) fn making(world: World, config: Config, deadline: Instant) -> Making {
     let control = &world.control;
     control.watch_hosts(config.silent_after);
     let (rank, members): (u32, Arc<[u32]>) = (control.rank(), (0..control.world_size()).collect());
@@ -192,8 +192,7 @@ fn context(rank: u32) -> ErrorContext {
 
 /// Chooses the newcomers that become members. Refuses those at this rank's listener that cannot.
 fn assigned(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) -> Result<Assignment> {
-    let slots = shared.slots();
-    let slots: Vec<u32> = left.iter().map(|rank| slots[*rank as usize]).collect();
+    let slots = shared.slots_of(left);
     let usage = |problem: String| Error::Usage { context: context(shared.group.rank), problem };
     if let Places::Last { most } | Places::FreeThenLast { most } = places
         && (most as usize) < slots.len()
@@ -221,14 +220,8 @@ fn lineage(shared: &Shared, left: &[u32], assignment: &Assignment) -> Lineage {
         Holder::Member(member) => left[*member],
         Holder::Newcomer { .. } => NEWCOMER,
     };
-    let highest = assignment.slots.iter().map(|(slot, _)| slot + 1).max().unwrap_or_default();
-    Lineage {
-        epoch: shared.world.epoch() + 1,
-        ranks_before: assignment.slots.iter().map(|(_, holder)| before(holder)).collect(),
-        group: shared.group_id(),
-        slots: assignment.slots.iter().map(|(slot, _)| *slot).collect(),
-        slot_count: shared.slot_count().max(highest),
-    }
+    let (slots, ranks_before) = assignment.slots.iter().map(|(slot, holder)| (*slot, before(holder))).unzip();
+    Lineage::after(shared, ranks_before, slots)
 }
 
 /// Admits the chosen newcomers at this member's listener.

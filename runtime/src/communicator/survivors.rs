@@ -1,12 +1,13 @@
 //! Makes a new communicator of the survivors of one.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 use super::connect::{Making, WORLD};
+use super::growth::making;
+use super::renumbering::renumbered;
 use super::shared::{Shared, World};
 use crate::control::{GroupId, RegroupSpec};
 use crate::error::{Error, Result};
@@ -24,6 +25,20 @@ pub(crate) struct Lineage {
     pub(crate) slots: Vec<u32>,
     /// Greatest number of slots so far.
     pub(crate) slot_count: u32,
+}
+
+impl Lineage {
+    /// Returns the lineage of members that come together again: their ranks in this communicator, and their slots.
+    pub(super) fn after(shared: &Shared, ranks_before: Vec<u32>, slots: Vec<u32>) -> Self {
+        let highest = slots.iter().map(|slot| slot + 1).max().unwrap_or_default();
+        Self {
+            epoch: shared.world.epoch() + 1,
+            ranks_before,
+            group: shared.group_id(),
+            slots,
+            slot_count: shared.slot_count().max(highest),
+        }
+    }
 }
 
 /// The launcher's settings for a group whose members come and go. Each process has its own, and all later communicators
@@ -59,24 +74,18 @@ impl Elastic {
 pub use crate::error::NEWCOMER;
 
 impl Shared {
-    /// Returns the lineage of the communicator that these members make without newcomers.
-    pub(super) fn lineage_of(&self, ranks: &[u32]) -> Lineage {
-        let slots = self.slots();
-        Lineage {
-            epoch: self.world.epoch() + 1,
-            ranks_before: ranks.to_vec(),
-            group: self.group_id(),
-            slots: ranks.iter().map(|rank| slots[*rank as usize]).collect(),
-            slot_count: self.slot_count(),
-        }
-    }
-
     /// Returns the name of the group, which stays the same when its members change.
     pub(crate) fn group_id(&self) -> GroupId {
         match self.world.lineage() {
             Some(lineage) if self.group.id == WORLD => lineage.group,
             _ => self.world.control.name_group(self.group.id),
         }
+    }
+
+    /// Returns these members' slots.
+    pub(super) fn slots_of(&self, ranks: &[u32]) -> Vec<u32> {
+        let slots = self.slots();
+        ranks.iter().map(|rank| slots[*rank as usize]).collect()
     }
 
     /// Returns each member's slot.
@@ -102,7 +111,7 @@ impl Shared {
 }
 
 /// Makes a control plane of these members (ranks of the communicator), and returns what is needed to make the
-/// communicator on it.
+/// communicator on it. Its errors name ranks of this communicator.
 pub(crate) fn regroup(
     shared: &Shared,
     ranks_before: &[u32],
@@ -112,7 +121,7 @@ pub(crate) fn regroup(
     let world_ranks = shared.world_ranks(ranks_before);
     let control = &shared.world.control;
     let own = world_ranks.iter().position(|rank| *rank == control.rank()).unwrap_or_default();
-    let control = control.regroup(RegroupSpec {
+    let next = control.regroup(RegroupSpec {
         ranks: &world_ranks,
         place: own as u32,
         world_size: world_ranks.len() as u32,
@@ -122,10 +131,9 @@ pub(crate) fn regroup(
         silent_after: shared.config.silent_after,
         deadline,
         alarm: None,
-    })?;
-    control.watch_hosts(shared.config.silent_after);
-    let (rank, members): (u32, Arc<[u32]>) = (control.rank(), (0..control.world_size()).collect());
-    let lineage = shared.lineage_of(ranks_before);
+    });
+    let next = next.map_err(|error| renumbered(error, shared.group.rank, ranks_before))?;
+    let lineage = Lineage::after(shared, ranks_before.to_vec(), shared.slots_of(ranks_before));
     // The measurements still hold, and measuring again would take longer than all the rest.
     let network = shared.world.network_of(&world_ranks);
     // A rank keeps the processor to which it returns.
@@ -133,7 +141,6 @@ pub(crate) fn regroup(
     shared.note_relayed();
     let relayed = shared.world.relayed_of(&world_ranks).into_iter().collect();
     let elastic = shared.world.elastic.clone();
-    let world = Arc::new(World::changed(control, lineage, elastic, processor, network, relayed));
-    let (config, ancestors) = (shared.config.clone(), Arc::default());
-    Ok(Making { world, id: WORLD, members, rank, config, deadline, ancestors })
+    let world = World::changed(next, lineage, elastic, processor, network, relayed);
+    Ok(making(world, shared.config.clone(), deadline))
 }
