@@ -4,8 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::{Agreement, Communicator};
-use crate::communicator::NEWCOMER;
-use crate::error::{AbortReason, Error, Result};
+use crate::error::{AbortReason, Error, NEWCOMER, Result};
 use crate::job::deadline_after;
 use crate::types::{Element, ReduceOp};
 

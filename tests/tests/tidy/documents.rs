@@ -204,7 +204,7 @@ const READERS: [&str; 4] = [
     "runtime/src/config.rs",
     "runtime/src/join/env.rs",
     "runtime/src/api/builder.rs",
-    "runtime/src/communicator/survivors.rs",
+    "runtime/src/config/elastic.rs",
 ];
 
 /// Returns the `KOLO_*` variables that stand in a text between two marks.

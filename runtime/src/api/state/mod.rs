@@ -37,9 +37,8 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::Communicator;
-use crate::communicator::NEWCOMER;
 use crate::control::{Hash, SnapshotServer};
-use crate::error::{Error, Result};
+use crate::error::{Error, NEWCOMER, Result};
 use crate::job::Cookie;
 use crate::types::{Element, ReduceOp, bytes_of_mut};
 use schedule::{Delivery, batches, deliveries, hasher};
