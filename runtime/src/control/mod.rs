@@ -31,6 +31,7 @@
 //! | `exchange`, `membership`, `abort`, `board`, `runtime` | the parts that ranks call |
 
 mod abort;
+mod agreement;
 mod board;
 mod connect;
 mod coordinator;
@@ -78,6 +79,7 @@ pub use membership::Membership;
 pub use runtime::ControlRuntime;
 pub use wire::{ExchangeKey, PeerInfo};
 
+pub(crate) use agreement::{Disagreement, Purpose, Until};
 pub(crate) use coordinator::Coordinator;
 pub(crate) use fetcher::{Fetcher, Job, News, Requests};
 pub(crate) use newcomer::{Applicant, Offer, first_invitation};
@@ -87,7 +89,7 @@ pub(crate) use peers::snapshots::{Hash, Snapshot, SnapshotServer};
 pub(crate) use peers::waiting_list::{
     Admission, AdmittedNewcomer, GroupId, MemberAddress, Newcomer, WaitingList,
 };
-pub(crate) use regroup::{Absence, Disagreement, Purpose, RegroupSpec, Until};
+pub(crate) use regroup::{Absence, RegroupSpec};
 pub(crate) use wire::foreign;
 
 use kolo_transport::Process;
