@@ -21,14 +21,19 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `job::limits` | all limits and time constants |
-//! | `wire` | messages |
+//! | `wire`, `ranks` | messages; texts for lists of ranks |
 //! | `handshake`, `sealed` | proof of keys, and the encrypted stream that follows |
+//! | `stream`, `host_monitor`, `probe` | connections that know when the other end's kernel last answered; whether a host lives |
 //! | `coordinator_state`, `coordinator_ranks`, `coordinator_exchange` | the coordinator without sockets |
-//! | `coordinator`, `pending` | its sockets; connections that have not identified themselves |
+//! | `coordinator`, `incoming`, `pending` | its sockets; connections that have not identified themselves |
 //! | `connect`, `member` | how a rank joins, and its end of the connection |
 //! | `relay` | passes bytes between two ranks if neither can dial the other |
 //! | `forwarding` | long messages of the coordinator that ranks pass on to each other |
-//! | `exchange`, `membership`, `abort`, `board`, `runtime` | the parts that ranks call |
+//! | `peers` | connections among members, without the coordinator |
+//! | `agreement`, `regroup` | agreements among members over these, and a new control plane for those that are left |
+//! | `invitation`, `newcomer`, `fetcher` | how a newcomer reaches a group, becomes a member, and copies the members' state |
+//! | `exchange`, `membership`, `registered`, `abort`, `runtime` | the parts that ranks call |
+//! | `board`, `recent` | the state that a rank shows to others: its calls, and what it waits for |
 
 mod abort;
 mod agreement;
