@@ -103,7 +103,7 @@ impl Communicator {
             return Err(self.usage(label, problem.to_owned()));
         }
         if transfers.iter().any(|transfer| transfer.peer.is_none())
-            && let Some(transport) = core.engine.without_probing()
+            && let Some(transport) = core.engine.links().without_probing()
         {
             let problem = format!(
                 "the transport {transport} cannot receive from any source; name the source, or use KOLO_TRANSPORT=shm,tcp"

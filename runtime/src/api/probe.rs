@@ -118,7 +118,7 @@ impl Communicator {
             let problem = "more than 65000 sends and receives are outstanding";
             return Err(self.usage(LABEL, problem.to_owned()));
         }
-        if let Some(transport) = core.engine.without_probing() {
+        if let Some(transport) = core.engine.links().without_probing() {
             let problem = format!(
                 "the transport {transport} cannot probe; receive the expected message without probing, or \
                  use KOLO_TRANSPORT=shm,tcp"

@@ -286,7 +286,7 @@ impl Shared {
 
     /// Keeps the ranks met at a relay for later communicators.
     pub(crate) fn note_relayed(&self) {
-        let relayed = self.look(|core| core.engine.relayed());
+        let relayed = self.look(|core| core.engine.links().relayed());
         let relayed = relayed.into_iter().map(|rank| self.group.members[rank as usize]);
         self.world.relayed.lock().unwrap_or_else(PoisonError::into_inner).extend(relayed);
     }

@@ -59,7 +59,7 @@ impl Waiter for Closing<'_> {
 
     fn step(&mut self) -> Result<Step, ()> {
         let mut core = self.core();
-        let is_flushed = core.engine.outstanding() == 0 && core.engine.is_flushed();
+        let is_flushed = core.engine.outstanding() == 0 && core.engine.links().is_flushed();
         let step = if is_flushed || self.is_over(&core) {
             Step::Done
         } else {

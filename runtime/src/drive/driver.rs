@@ -365,7 +365,9 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         let shared = self.shared;
         let peers = if self.suspects_polled { core.polled_wait_for() } else { self.goal.waiting_for(&core) };
         let is_outrun = left_for < shared.world.control.dead_after()
-            && peers.iter().any(|peer| core.engine.is_hearing(*peer) && shared.membership.departed(*peer));
+            && peers
+                .iter()
+                .any(|peer| core.engine.links().is_hearing(*peer) && shared.membership.departed(*peer));
         self.core = Some(core);
         is_outrun
     }

@@ -28,7 +28,7 @@ mod unexpected;
 use std::any::Any;
 use std::collections::VecDeque;
 
-use kolo_transport::{Armed, Backing, Error, Event, MemoryCounters, ParkBy, Piece};
+use kolo_transport::{Armed, Backing, Error, Event, ParkBy, Piece};
 
 pub(crate) use copies::failed;
 use copies::{CopyQueues, Mark};
@@ -362,9 +362,9 @@ impl Engine {
         self.links.deregister(memory);
     }
 
-    /// Returns the transports' counters of work on memory.
-    pub(crate) fn memory_counters(&self) -> MemoryCounters {
-        self.links.memory_counters()
+    /// Returns the links, for questions about them.
+    pub(crate) const fn links(&self) -> &Links {
+        &self.links
     }
 
     /// Returns the number of operations and transfers that are not done.
@@ -378,14 +378,9 @@ impl Engine {
         self.links.close();
     }
 
-    /// See [`kolo_transport::Endpoint::is_hearing`].
-    pub(crate) fn is_hearing(&self, peer: u32) -> bool {
-        self.links.is_hearing(peer)
-    }
-
-    /// See [`kolo_transport::Endpoint::is_unheard`].
-    pub(crate) fn is_unheard(&self, peer: u32) -> bool {
-        self.links.is_unheard(peer)
+    /// See [`kolo_transport::Endpoint::expect`].
+    pub(crate) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
+        self.links.expect(rates);
     }
 
     /// Says goodbye on all links; [`Engine::abort`] and [`Engine::close`] follow.
@@ -460,20 +455,10 @@ impl Engine {
         self.transfers.stands_before(peer)
     }
 
-    /// Returns a transport that cannot receive from any source, if there is one.
-    pub(crate) fn without_probing(&self) -> Option<&'static str> {
-        self.links.without_probing()
-    }
-
     /// Returns the bytes of staging held for operations.
     pub(crate) fn staging_bytes(&self) -> usize {
         let of_operations: usize = self.slots.iter().map(|slot| slot.operation.staging_bytes()).sum();
         of_operations + self.transfers.gpu_messages.spare_bytes()
-    }
-
-    /// Returns whether the links could be dropped without losing anything that was reported done.
-    pub(crate) fn is_flushed(&self) -> bool {
-        self.links.is_flushed()
     }
 
     /// Tells the links that the owner is about to sleep, and returns how. See [`kolo_transport::Endpoint::arm`].

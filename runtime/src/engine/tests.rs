@@ -41,9 +41,9 @@ struct Memory {
 fn a_transport_that_cannot_look_ahead_is_named() {
     let endpoint: Box<dyn Endpoint> = Box::new(Memory::new(0, Arc::default()));
     let engine = Engine::new(0, Links::new(vec![endpoint], [None, Some(0)]), 64, 0);
-    assert_eq!(engine.without_probing(), Some("memory"));
+    assert_eq!(engine.links().without_probing(), Some("memory"));
     let engine = Engine::new(0, Links::new(Vec::new(), [None]), 64, 0);
-    assert_eq!(engine.without_probing(), None, "a rank alone has only itself to receive from");
+    assert_eq!(engine.links().without_probing(), None, "a rank alone has only itself to receive from");
 }
 
 #[test]
