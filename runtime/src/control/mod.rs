@@ -26,7 +26,7 @@
 //! | `stream`, `host_monitor`, `probe` | connections that know when the other end's kernel last answered; whether a host lives |
 //! | `coordinator_state`, `coordinator_ranks`, `coordinator_exchange` | the coordinator without sockets |
 //! | `coordinator`, `incoming`, `pending` | its sockets; connections that have not identified themselves |
-//! | `connect`, `member` | how a rank joins, and its end of the connection |
+//! | `connect`, `dial`, `member` | how a rank joins, and its end of the connection |
 //! | `relay` | passes bytes between two ranks if neither can dial the other |
 //! | `forwarding` | long messages of the coordinator that ranks pass on to each other |
 //! | `peers` | connections among members, without the coordinator |
@@ -43,6 +43,7 @@ mod coordinator;
 mod coordinator_exchange;
 mod coordinator_ranks;
 mod coordinator_state;
+mod dial;
 mod exchange;
 #[cfg(test)]
 mod false_coordinator_tests;
