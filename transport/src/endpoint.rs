@@ -37,7 +37,7 @@
 use std::time::Instant;
 
 use crate::arm::{Armed, ParkBy};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, DeviceAccess, MemoryCounters, Registered};
 use crate::shm::Exchange;
 use crate::stage::{Stage, StageCaps};
@@ -359,8 +359,7 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// # Errors
     /// If the transport cannot probe, the peer is lost, or the channel is beyond [`Caps`].
     fn probe(&mut self, on: Channel) -> Result<(), Error> {
-        let detail = "this transport cannot tell what waits on a channel";
-        Err(Error::new(crate::error::ErrorKind::Usage, self.caps().name, Some(on.peer), detail))
+        Err(unused(self.caps(), on, "this transport cannot tell what waits on a channel"))
     }
 
     /// Cancels [`Endpoint::probe`].
@@ -542,8 +541,7 @@ pub trait Endpoint: Send + std::fmt::Debug {
         token: Token,
     ) -> Result<Posted, Error> {
         let _ = (tag, len, packer, token);
-        let detail = "this transport sends no messages that are packed on their way";
-        Err(Error::new(crate::error::ErrorKind::Usage, self.caps().name, Some(on.peer), detail))
+        Err(unused(self.caps(), on, "this transport sends no messages that are packed on their way"))
     }
 
     /// Returns whether the peer of a channel gets memory of this process that is exposed to it: see rule 11.
@@ -577,8 +575,7 @@ pub trait Endpoint: Send + std::fmt::Debug {
         token: Token,
     ) -> Result<Posted, Error> {
         let _ = (from, dst, token);
-        let detail = "this transport gets no memory of its peers";
-        Err(Error::new(crate::error::ErrorKind::Usage, self.caps().name, Some(on.peer), detail))
+        Err(unused(self.caps(), on, "this transport gets no memory of its peers"))
     }
 
     /// Whether [`Endpoint::cancel_recvs`] can return receives.
@@ -591,4 +588,9 @@ pub trait Endpoint: Send + std::fmt::Debug {
     fn cancel_recvs(&mut self, _on: Channel, _events: &mut Vec<Event>) -> bool {
         false
     }
+}
+
+/// Returns the error of a method that a transport does not have.
+fn unused(caps: &Caps, on: Channel, what: &str) -> Error {
+    Error::new(ErrorKind::Usage, caps.name, Some(on.peer), what)
 }
