@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
-use kolo_transport::{Armed, ParkBy};
+use kolo_transport::{Armed, ParkBy, StageMismatch};
 
 use super::asking::{self, Awaits};
 use super::{
@@ -57,7 +57,7 @@ pub(super) trait Goal {
 /// A fault that a goal can meet.
 pub(super) enum Fault {
     /// A member made another call.
-    Mismatch(crate::exchange::Mismatch),
+    Mismatch(StageMismatch),
     /// A transport failed, or a member sent invalid data.
     Transport(kolo_transport::Error),
 }
