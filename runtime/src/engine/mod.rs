@@ -491,7 +491,7 @@ impl Engine {
         unsafe { self.links.lend(job.lent) };
         // SAFETY: the caller's promise, passed on.
         let result = unsafe { entry.operation.start(job, &mut self.links, &mut self.copies) };
-        if entry.operation.is_staged() {
+        if entry.operation.uses_stage() {
             self.staged.push(slot);
         }
         result
@@ -550,7 +550,7 @@ impl Engine {
     fn over(&mut self, slot: u16) {
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Done;
-        if entry.operation.is_staged() {
+        if entry.operation.uses_stage() {
             self.staged.retain(|staged| *staged != slot);
         }
         self.links.reclaim(std::mem::take(&mut entry.lent));
