@@ -1,9 +1,12 @@
 //! All settings in one typed value, which is resolved once, can be printed and is passed explicitly.
 //!
 //! A value that the program sets takes precedence over its `KOLO_*` environment variable, and the variable over the
-//! default. Only [`Config::from_lookup`] interprets the variables.
+//! default. Only `Config::from_lookup` and `Elastic::from_lookup` interpret the variables, except those for joining.
 
+mod elastic;
 mod settings;
+
+pub(crate) use elastic::Elastic;
 
 use std::ffi::OsString;
 use std::ops::RangeInclusive;

@@ -206,9 +206,12 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whether the communicator is beyond use: every later call on it fails too, on every rank. The exception is
-    /// [`Communicator::shrink`](crate::Communicator::shrink), which makes a new communicator of the surviving ranks.
-    /// Alternatively, start a new job, or make a new communicator without the rank at fault.
+    /// Whether the communicator is beyond use: every later call on it fails too, on every rank. The exceptions are
+    /// [`Communicator::revoke`](crate::Communicator::revoke), [`Communicator::agree`](crate::Communicator::agree), and
+    /// the calls that make a new communicator of the surviving ranks:
+    /// [`Communicator::shrink`](crate::Communicator::shrink), [`Communicator::grow`](crate::Communicator::grow) and
+    /// [`Communicator::replace`](crate::Communicator::replace). Alternatively, start a new job, or make a new
+    /// communicator without the rank at fault.
     ///
     /// False for errors that are detected before anything is sent: the call had no effect, and the next one may
     /// succeed. One exception is a failed [`Communicator::register`](crate::Communicator::register): it returns a fatal
@@ -244,6 +247,13 @@ impl Error {
         remedy: impl Into<String>,
     ) -> Self {
         Self::Configuration { setting: setting.into(), problem: problem.into(), remedy: remedy.into() }
+    }
+}
+
+impl ErrorContext {
+    /// Makes the context of an operation that has no number.
+    pub(crate) fn unnumbered(rank: u32, operation: impl Into<String>) -> Self {
+        Self { rank, operation: operation.into(), sequence: 0 }
     }
 }
 

@@ -85,12 +85,13 @@ pub use api::{
     Registration, RegistrationStatus, Scope, StableBuffer, Survivors, SymmetricBuffer, WaitingMessage, Work,
 };
 pub use call::{CallLabel, RawCall, RawCallV, Summary};
-pub use communicator::{NEWCOMER, Record};
+pub use communicator::Record;
 pub use config::{Config, Determinism, TransportKind, Transports};
 pub use control::{ControlRuntime, Invitation, JobSecret, PeerInfo};
 pub use engine::Route;
 pub use error::{
-    AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, LossCause, PeerCall, PeerState, Result,
+    AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, LossCause, NEWCOMER, PeerCall, PeerState,
+    Result,
 };
 pub use gpu::{GpuCounters, GpuPath, StagingReason};
 pub use join::{JoinSpec, Locator};

@@ -252,3 +252,28 @@ fn the_limit_ends_with_its_step() {
         });
     });
 }
+
+/// A call's messages share its limit, though each of them comes soon after the one before. Otherwise, the call would
+/// succeed.
+#[test]
+fn the_messages_of_a_group_share_one_limit() {
+    const LIMIT_OF_ALL: Duration = Duration::from_secs(1);
+    const BETWEEN: Duration = Duration::from_millis(100);
+    within(LIMIT, "a group of messages", || {
+        let (tell, told) = channel();
+        let told = Mutex::new(told);
+        Arrangement::Exchange.run(2, |comm| {
+            if comm.rank() == 1 {
+                let told = told.lock().unwrap_or_else(PoisonError::into_inner);
+                while told.recv_timeout(BETWEEN).is_err() && comm.send(&[1_u8], 0).is_ok() {}
+                return;
+            }
+            let mut data = [0_u8; 60];
+            let batch = data.chunks_mut(1).fold(comm.batch(), |batch, byte| batch.recv(byte, 1));
+            let done = batch.run_within(LIMIT_OF_ALL);
+            tell.send(()).expect("rank 1 listens");
+            let error = done.expect_err("not all messages can come in this time");
+            assert!(matches!(error, Error::Timeout { after, .. } if after == LIMIT_OF_ALL), "{error}");
+        });
+    });
+}

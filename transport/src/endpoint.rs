@@ -3,8 +3,9 @@
 //!
 //! # Contract
 //!
-//! 1. An [`Endpoint`] is one rank's end of a transport. It has one owner (`&mut self`), never sleeps, and never
-//!    blocks, except in [`Endpoint::establish`]: the owner decides when to poll and how to wait.
+//! 1. An [`Endpoint`] is one rank's end of a transport. It has one owner (`&mut self`), and never sleeps or blocks: the
+//!    owner decides when to poll and how to wait. The exceptions are [`Endpoint::try_paths`], [`Endpoint::establish`]
+//!    and dropping it.
 //! 2. A [`Channel`] is a FIFO of messages between two ranks, one in each direction. The i-th message posted for
 //!    sending meets the i-th receive that the peer posts. A channel has no tag matching, no wildcards and no
 //!    reordering; channels are not ordered among each other. A receiver that posts no receive exerts back-pressure on
@@ -36,7 +37,7 @@
 use std::time::Instant;
 
 use crate::arm::{Armed, ParkBy};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, DeviceAccess, MemoryCounters, Registered};
 use crate::shm::Exchange;
 use crate::stage::{Stage, StageCaps};
@@ -253,6 +254,8 @@ pub struct Paced {
 
 /// One rank's end of a transport. The module documentation holds the contract.
 pub trait Endpoint: Send + std::fmt::Debug {
+    // For every owner.
+
     /// Returns the transport's capabilities.
     fn caps(&self) -> &Caps;
 
@@ -325,96 +328,6 @@ pub trait Endpoint: Send + std::fmt::Debug {
         token: Token,
     ) -> Result<Posted, Error>;
 
-    /// Sends a short message at once if nothing stands in the way. Returns `false` if nothing has been sent; the
-    /// caller then posts the message.
-    ///
-    /// # Safety
-    /// The memory that `src` names is readable. An empty message may name any address.
-    unsafe fn send_short(&mut self, on: Channel, tag: u64, src: Piece) -> bool {
-        let _ = (on, tag, src);
-        false
-    }
-
-    /// Takes the next message of a channel at once, if it fits and has arrived whole. A pending [`Endpoint::probe`]
-    /// stays pending.
-    ///
-    /// # Safety
-    /// `to` is valid for writes of `fits.room` bytes.
-    unsafe fn take_short(&mut self, on: Channel, fits: Fits, to: *mut u8) -> Short {
-        let _ = (on, fits, to);
-        Short::Other
-    }
-
-    /// As [`Endpoint::take_short`], but a consumer gets the message, in one call.
-    ///
-    /// # Safety
-    /// The consumer may be called with up to `fits.room` bytes.
-    unsafe fn consume_short(&mut self, on: Channel, fits: Fits, consumer: Consumer) -> Short {
-        let _ = (on, fits, consumer);
-        Short::Other
-    }
-
-    /// Returns whether [`Endpoint::post_send_packed`] is implemented.
-    fn can_pack(&self) -> bool {
-        false
-    }
-
-    /// Posts a message of `len` bytes that a packer makes.
-    ///
-    /// # Errors
-    /// As [`Endpoint::post_send`], and if the transport has no use for packers.
-    ///
-    /// # Safety
-    /// The packer's context and the memory that it reads stay valid, and the memory unwritten, until the token
-    /// completes or the endpoint is dropped.
-    unsafe fn post_send_packed(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        len: usize,
-        packer: Packer,
-        token: Token,
-    ) -> Result<Posted, Error> {
-        let _ = (tag, len, packer, token);
-        let detail = "this transport sends no messages that are packed on their way";
-        Err(Error::new(crate::error::ErrorKind::Usage, self.caps().name, Some(on.peer), detail))
-    }
-
-    /// Returns whether the peer of a channel gets memory of this process that is exposed to it: see rule 11.
-    fn exposes(&mut self, _on: Channel) -> bool {
-        false
-    }
-
-    /// Returns whether a message of `len` bytes, which its sender has exposed on this channel, should be taken with
-    /// [`Endpoint::post_get`] rather than sent and received. The time until the next receive or get on the channel is
-    /// complete may influence later answers.
-    fn prefers_get(&mut self, _on: Channel, _len: usize) -> bool {
-        false
-    }
-
-    /// Gets memory that the peer has exposed on this channel, from address `from` in the peer's process on, as much as
-    /// `dst` has room for. Gets are ordered neither among each other nor with the messages of the channel.
-    ///
-    /// If the kernel does not read that memory, the get alone fails, with [`ErrorKind::System`](crate::ErrorKind), and the
-    /// peer has to send the message.
-    ///
-    /// # Errors
-    /// As [`Endpoint::post_recv`], and if the peer exposes no memory to this rank.
-    ///
-    /// # Safety
-    /// As [`Endpoint::post_recv`], for the memory of `dst`.
-    unsafe fn post_get(
-        &mut self,
-        on: Channel,
-        from: u64,
-        dst: &[Piece],
-        token: Token,
-    ) -> Result<Posted, Error> {
-        let _ = (from, dst, token);
-        let detail = "this transport gets no memory of its peers";
-        Err(Error::new(crate::error::ErrorKind::Usage, self.caps().name, Some(on.peer), detail))
-    }
-
     /// Returns whether [`Endpoint::post_recv_if`] and [`Endpoint::probe`] are implemented.
     fn can_probe(&self) -> bool {
         false
@@ -439,17 +352,6 @@ pub trait Endpoint: Send + std::fmt::Debug {
         unsafe { self.post_recv(on, tag, dst, token) }
     }
 
-    /// Whether [`Endpoint::cancel_recvs`] can return receives.
-    fn can_cancel_recvs(&self) -> bool {
-        false
-    }
-
-    /// Returns the conditional receives of a channel ([`Event::Returned`] alone), unless the message of the first has
-    /// begun to arrive. The result is whether no receive is posted any more.
-    fn cancel_recvs(&mut self, _on: Channel, _events: &mut Vec<Event>) -> bool {
-        false
-    }
-
     /// Asks for one [`Event::Waiting`] about the next message of a channel on which no receive is posted. Posting a
     /// receive there cancels the request. The end of the connection is not reported here: the next post on the
     /// channel meets it.
@@ -457,8 +359,7 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// # Errors
     /// If the transport cannot probe, the peer is lost, or the channel is beyond [`Caps`].
     fn probe(&mut self, on: Channel) -> Result<(), Error> {
-        let detail = "this transport cannot tell what waits on a channel";
-        Err(Error::new(crate::error::ErrorKind::Usage, self.caps().name, Some(on.peer), detail))
+        Err(unused(self.caps(), on, "this transport cannot tell what waits on a channel"))
     }
 
     /// Cancels [`Endpoint::probe`].
@@ -586,4 +487,110 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// Returns whether every posted message has left this rank's memory and reached the peer or the kernel, so that
     /// dropping the endpoint loses no message already reported done.
     fn is_flushed(&self) -> bool;
+
+    // For owners that match messages themselves, as the MPI library does.
+
+    /// Sends a short message at once if nothing stands in the way. Returns `false` if nothing has been sent; the
+    /// caller then posts the message.
+    ///
+    /// # Safety
+    /// The memory that `src` names is readable. An empty message may name any address.
+    unsafe fn send_short(&mut self, on: Channel, tag: u64, src: Piece) -> bool {
+        let _ = (on, tag, src);
+        false
+    }
+
+    /// Takes the next message of a channel at once, if it fits and has arrived whole. A pending [`Endpoint::probe`]
+    /// stays pending.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of `fits.room` bytes.
+    unsafe fn take_short(&mut self, on: Channel, fits: Fits, to: *mut u8) -> Short {
+        let _ = (on, fits, to);
+        Short::Other
+    }
+
+    /// As [`Endpoint::take_short`], but a consumer gets the message, in one call.
+    ///
+    /// # Safety
+    /// The consumer may be called with up to `fits.room` bytes.
+    unsafe fn consume_short(&mut self, on: Channel, fits: Fits, consumer: Consumer) -> Short {
+        let _ = (on, fits, consumer);
+        Short::Other
+    }
+
+    /// Returns whether [`Endpoint::post_send_packed`] is implemented.
+    fn can_pack(&self) -> bool {
+        false
+    }
+
+    /// Posts a message of `len` bytes that a packer makes.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post_send`], and if the transport has no use for packers.
+    ///
+    /// # Safety
+    /// The packer's context and the memory that it reads stay valid, and the memory unwritten, until the token
+    /// completes or the endpoint is dropped.
+    unsafe fn post_send_packed(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        len: usize,
+        packer: Packer,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let _ = (tag, len, packer, token);
+        Err(unused(self.caps(), on, "this transport sends no messages that are packed on their way"))
+    }
+
+    /// Returns whether the peer of a channel gets memory of this process that is exposed to it: see rule 11.
+    fn exposes(&mut self, _on: Channel) -> bool {
+        false
+    }
+
+    /// Returns whether a message of `len` bytes, which its sender has exposed on this channel, should be taken with
+    /// [`Endpoint::post_get`] rather than sent and received. The time until the next receive or get on the channel is
+    /// complete may influence later answers.
+    fn prefers_get(&mut self, _on: Channel, _len: usize) -> bool {
+        false
+    }
+
+    /// Gets memory that the peer has exposed on this channel, from address `from` in the peer's process on, as much as
+    /// `dst` has room for. Gets are ordered neither among each other nor with the messages of the channel.
+    ///
+    /// If the kernel does not read that memory, the get alone fails, with [`ErrorKind::System`](crate::ErrorKind), and the
+    /// peer has to send the message.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post_recv`], and if the peer exposes no memory to this rank.
+    ///
+    /// # Safety
+    /// As [`Endpoint::post_recv`], for the memory of `dst`.
+    unsafe fn post_get(
+        &mut self,
+        on: Channel,
+        from: u64,
+        dst: &[Piece],
+        token: Token,
+    ) -> Result<Posted, Error> {
+        let _ = (from, dst, token);
+        Err(unused(self.caps(), on, "this transport gets no memory of its peers"))
+    }
+
+    /// Whether [`Endpoint::cancel_recvs`] can return receives.
+    fn can_cancel_recvs(&self) -> bool {
+        false
+    }
+
+    /// Returns the conditional receives of a channel ([`Event::Returned`] alone), unless the message of the first has
+    /// begun to arrive. The result is whether no receive is posted any more.
+    fn cancel_recvs(&mut self, _on: Channel, _events: &mut Vec<Event>) -> bool {
+        false
+    }
+}
+
+/// Returns the error of a method that a transport does not have.
+fn unused(caps: &Caps, on: Channel, what: &str) -> Error {
+    Error::new(ErrorKind::Usage, caps.name, Some(on.peer), what)
 }

@@ -6,12 +6,13 @@ use std::collections::{BinaryHeap, VecDeque};
 use crate::check::stage::Groups;
 use crate::layout::Layout;
 use crate::model::{LinkClass, Model};
-use crate::plan::{Action, Blocks, Plan, Space, Step, StepRef};
+use crate::plan::{Action, Plan, Step, StepRef};
 
 use super::memory::Memory;
 use super::processor::{Claim, Processor};
 use super::stages::{Ready, Stages};
-use super::state::{Compiled, Event, Host, Instance, Lane, Message, Rank, Record, Timed};
+use super::state::{Compiled, Event, Here, Host, Instance, Lane, Message, Rank, Record, Timed};
+use super::work::Work;
 use super::{Cluster, Timing, Traffic};
 
 /// Returns the channel of a step, in a dense numbering; steps are counted over all ranks.
@@ -24,12 +25,12 @@ pub(super) struct Engine<'a> {
     pub(super) window: usize,
     pub(super) programs: Vec<Vec<Vec<Compiled>>>,
     pub(super) ranks: Vec<Rank>,
-    memory: Memory,
+    pub(super) memory: Memory,
     pub(super) stages: Stages,
     processors: Vec<Processor>,
     processors_per_host: u32,
     /// Factor by which work takes longer because of ranks that are not simulated.
-    slower: f64,
+    pub(super) slower: f64,
     hosts: Vec<Host>,
     /// Messages, and the lane that waits for one, by slot and channel.
     queues: Vec<Vec<VecDeque<Message>>>,
@@ -254,204 +255,164 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Runs a lane from time `at` on, until it has to wait for a later event.
+    /// Runs the next step of a lane, if the step can begin at time `at`.
     fn advance(&mut self, rank: usize, slot: u16, lane: u16, at: f64) {
-        let slot_index = usize::from(slot);
         if at >= self.ranks[rank].dies {
             return;
         }
-        let this = Event::Lane { rank: rank as u32, slot, lane };
-        let instance = &mut self.ranks[rank].instances[slot_index];
-        let segment = instance.segment;
-        let state = &mut instance.lanes[usize::from(lane)];
+        let here = Here { rank, slot, lane };
+        let instance = &self.ranks[rank].instances[usize::from(slot)];
+        let (segment, number) = (instance.segment, instance.lanes[usize::from(lane)].next);
         let program = &self.programs[rank][usize::from(lane)];
-        let Some(compiled) = program.get(usize::from(state.next)).copied() else {
+        let Some(compiled) = program.get(usize::from(number)).copied() else {
             return self.end_lane((rank, slot, lane), at);
         };
-        let mut cause = state.last;
+        let Some(mut cause) = self.may_begin(here, &compiled, at) else { return };
+        let bytes = self.bytes(rank, &compiled.step.action, segment);
+        let receives = match compiled.step.action {
+            Action::Recv { .. } | Action::RecvReduce { .. } => bytes > 0.0,
+            Action::WaitSignal { .. } => true,
+            _ => false,
+        };
+        let mut arrived = 0.0;
+        if receives {
+            let Some(message) = self.take_message(here, compiled.channel as usize, at) else { return };
+            cause = self.later(cause, message.arrived, Some(message.record));
+            arrived = message.arrived;
+        }
+        let work = self.work(here, number, &compiled, bytes, arrived);
+        let (start, done) = self.occupy(rank, &work, at, &mut cause);
+        self.end_step(here, &compiled, bytes, (start + work.opening, done), cause);
+    }
+
+    /// Returns the record of the step for which this one has waited last, if any. `None` if it cannot begin yet: its
+    /// lane is woken later.
+    fn may_begin(&mut self, here: Here, compiled: &Compiled, at: f64) -> Option<Option<u32>> {
+        let Here { rank, slot, lane } = here;
+        let lanes = &mut self.ranks[rank].instances[usize::from(slot)].lanes;
+        let Lane { last: mut cause, read_out, .. } = lanes[usize::from(lane)];
         if let Some(after) = compiled.step.after {
-            let (done, record) = instance.lanes[usize::from(after.lane)].done[usize::from(after.step)];
+            let (done, record) = lanes[usize::from(after.lane)].done[usize::from(after.step)];
             if done > at {
                 // Once the step has begun, its end is known and no event will announce it.
                 if done.is_finite() {
-                    self.schedule(done, this);
+                    self.schedule(done, here.event());
                 } else {
-                    instance.lanes[usize::from(lane)].waiting_after = true;
+                    lanes[usize::from(lane)].waiting_after = true;
                 }
-                return;
+                return None;
             }
-            let own = instance.lanes[usize::from(lane)].last.map_or(0.0, |own| self.records[own as usize].at);
-            if done >= own {
-                cause = Some(record);
-            }
+            cause = self.later(cause, done, Some(record));
         }
-        let state = &mut self.ranks[rank].instances[slot_index].lanes[usize::from(lane)];
-        if compiled.step.fence && state.read_out > at {
-            let read_out = state.read_out;
-            self.schedule(read_out, this);
-            return;
+        if compiled.step.fence && read_out > at {
+            self.schedule(read_out, here.event());
+            return None;
         }
-        let bytes = self.bytes(rank, &compiled.step.action, segment);
-        let model = &self.cluster.model;
-        let slower = self.slower;
-        let class = if compiled.inter { &model.inter } else { &model.intra };
-        let number = self.ranks[rank].instances[slot_index].lanes[usize::from(lane)].next;
-        let memory =
-            |rate: fn(&Model) -> f64| bytes * self.memory.seconds_per_byte((rank, lane, number), rate);
-        let moved = |inter: bool| if inter { 0.0 } else { memory(|model| model.move_bytes_per_second) };
-        let (mut work, mut opening, mut last_byte) = (0.0, 0.0, 0.0);
-        // Number of times that a step moves its bytes to or from a stage.
-        let mut staged = 0.0;
-        let latency = model.intra.latency_seconds + (slower - 1.0) * model.switch_seconds;
+        let latency = self.stage_latency();
         let ready = match compiled.step.action {
-            Action::Publish { .. } => self.stages.may_publish(rank, lane, slot_index, latency),
-            Action::Await { of } => self.stages.have_published(of, (rank, lane), slot_index, latency),
-            _ => Ready::At(0.0, None),
+            Action::Publish { .. } => self.stages.may_publish(rank, lane, usize::from(slot), latency),
+            Action::Await { of } => self.stages.have_published(of, (rank, lane), usize::from(slot), latency),
+            _ => return Some(cause),
         };
         match ready {
-            Ready::Later => return,
+            Ready::Later => None,
             Ready::At(ready, _) if ready > at => {
-                self.schedule(ready, this);
-                return;
+                self.schedule(ready, here.event());
+                None
             }
-            Ready::At(ready, record) => {
-                let own = cause.map_or(0.0, |own| self.records[own as usize].at);
-                cause = if ready >= own { record.or(cause) } else { cause };
-            }
+            Ready::At(ready, record) => Some(self.later(cause, ready, record)),
         }
-        match compiled.step.action {
-            // Both ends skip messages of no bytes.
-            Action::Send { .. } | Action::Recv { .. } | Action::RecvReduce { .. } if bytes == 0.0 => {}
-            Action::Send { .. } | Action::Signal { .. } => {
-                opening = class.overhead_seconds * slower;
-                work = class.overhead_seconds + moved(compiled.inter);
-            }
-            Action::Copy { src, .. } if src.space.is_shared() => staged = 1.0,
-            Action::Copy { .. } => work = memory(|model| model.copy_bytes_per_second),
-            Action::Reduce { .. } => work = memory(|model| model.reduce_bytes_per_second),
-            Action::Publish { .. } => staged = 1.0,
-            Action::Await { of } => {
-                work = model.intra.overhead_seconds * self.stages.count(of, rank) as f64;
-            }
-            Action::Fold { of, .. } => {
-                let others = self.stages.count(of, rank) as f64 - 1.0;
-                work = others * memory(|model| model.reduce_bytes_per_second);
-                staged = others.max(1.0);
-            }
-            Action::Spread { of, to, .. } => {
-                let others = self.stages.count(of, rank) as f64 - 1.0;
-                // The reduction itself, if there is one, writes the first of the results.
-                let copies = self.stages.count(to, rank) as f64 - others.min(1.0);
-                staged = others + copies;
-                // A single pass, which reduces while it moves.
-                let reduced = others * memory(|model| model.reduce_bytes_per_second);
-                work = (reduced - staged * memory(|model| model.move_bytes_per_second)).max(0.0);
-            }
-            Action::Recv { .. } | Action::RecvReduce { .. } | Action::WaitSignal { .. } => {
-                let channel = compiled.channel as usize;
-                let Some(message) = self.queues[slot_index][channel].front().copied() else {
-                    self.waiting[slot_index][channel] = Some((rank as u32, lane));
-                    return;
-                };
-                if message.begins > at {
-                    self.schedule(message.begins, this);
-                    return;
-                }
-                self.queues[slot_index][channel].pop_front();
-                let own = cause.map_or(0.0, |own| self.records[own as usize].at);
-                if message.arrived >= own {
-                    cause = Some(message.record);
-                }
-                let from = compiled.step.action.receives_from().map_or(0, |from| from.peer);
-                let inter =
-                    self.plans.len() == 1 || self.cluster.host(from) != self.cluster.host(rank as u32);
-                let overhead =
-                    if inter { model.inter.overhead_seconds } else { model.intra.overhead_seconds };
-                work = overhead + moved(inter);
-                last_byte = message.arrived + overhead * slower;
-                if matches!(compiled.step.action, Action::RecvReduce { .. }) {
-                    work += memory(|model| model.reduce_bytes_per_second);
-                }
-            }
+    }
+
+    /// Returns the later of two causes; `record` is of something that was over at `at`.
+    fn later(&self, cause: Option<u32>, at: f64, record: Option<u32>) -> Option<u32> {
+        let own = cause.map_or(0.0, |own| self.records[own as usize].at);
+        if at >= own { record.or(cause) } else { cause }
+    }
+
+    /// Returns the time after which a member sees what another one has published.
+    fn stage_latency(&self) -> f64 {
+        let model = &self.cluster.model;
+        model.intra.latency_seconds + (self.slower - 1.0) * model.switch_seconds
+    }
+
+    /// Takes the next message of a channel. If it is not there yet, its lane is woken later.
+    fn take_message(&mut self, here: Here, channel: usize, at: f64) -> Option<Message> {
+        let slot = usize::from(here.slot);
+        let Some(message) = self.queues[slot][channel].front().copied() else {
+            self.waiting[slot][channel] = Some((here.rank as u32, here.lane));
+            return None;
+        };
+        if message.begins > at {
+            self.schedule(message.begins, here.event());
+            return None;
         }
-        // A processor moves the bytes into and out of a stage, over the memory bus.
-        work += staged * memory(|model| model.move_bytes_per_second);
-        let on_bus = staged * memory(|model| model.memory_bytes_per_second);
-        let work = work * slower;
-        let rank_state = &mut self.ranks[rank];
-        let processor = &mut self.processors[rank_state.processor];
+        self.queues[slot][channel].pop_front();
+        Some(message)
+    }
+
+    /// Lets a step work as soon as its processor is free. Returns begin and end.
+    fn occupy(&mut self, rank: usize, work: &Work, at: f64, cause: &mut Option<u32>) -> (f64, f64) {
+        let state = &self.ranks[rank];
+        let processor = &mut self.processors[state.processor];
         let start = processor.free.max(at);
-        if work > 0.0 {
-            if processor.free > at {
-                cause = processor.record.or(cause);
-            }
-            processor.free = start + work;
-        }
-        if on_bus > 0.0 {
-            let host = &mut self.hosts[rank_state.host];
-            host.memory = host.memory.max(start) + on_bus;
+        let mut last_byte = work.last_byte;
+        if work.on_bus > 0.0 {
+            let host = &mut self.hosts[state.host];
+            host.memory = host.memory.max(start) + work.on_bus;
             last_byte = host.memory;
         }
-        let done = if work > 0.0 { (start + work).max(last_byte) } else { at };
-        let record = self.records.len() as u32;
-        let next = rank_state.instances[slot_index].lanes[usize::from(lane)].next;
-        self.records.push(Record {
-            rank: rank as u32,
-            segment: segment as u32,
-            step: StepRef { lane, step: next },
-            at: done,
-            cause,
-        });
-        if work > 0.0 {
-            processor.record = Some(record);
+        if work.seconds <= 0.0 {
+            return (start, at);
         }
+        if processor.free > at {
+            *cause = processor.record.or(*cause);
+        }
+        processor.free = start + work.seconds;
+        // The step's record comes next.
+        processor.record = Some(self.records.len() as u32);
+        (start, processor.free.max(last_byte))
+    }
+
+    /// Records a step that is over at `done`, whose link, if it sends, may begin at `begun`. Wakes those that wait for it.
+    fn end_step(
+        &mut self,
+        here: Here,
+        compiled: &Compiled,
+        bytes: f64,
+        (begun, done): (f64, f64),
+        cause: Option<u32>,
+    ) {
+        let Here { rank, slot, lane } = here;
+        let (slot_index, lane_index) = (usize::from(slot), usize::from(lane));
+        let instance = &self.ranks[rank].instances[slot_index];
+        let step = StepRef { lane, step: instance.lanes[lane_index].next };
+        let (record, segment) = (self.records.len() as u32, instance.segment as u32);
+        self.records.push(Record { rank: rank as u32, segment, step, at: done, cause });
         if let Action::Publish { .. } = compiled.step.action {
+            let latency = self.stage_latency();
             for (rank, lane) in self.stages.publish(rank, slot_index, done, record) {
                 self.schedule(done + latency, Event::Lane { rank, slot, lane });
             }
         }
         let sends = matches!(compiled.step.action, Action::Send { .. }) && bytes > 0.0
             || matches!(compiled.step.action, Action::Signal { .. });
-        let mut read_out = 0.0;
-        if sends {
-            let times = (start + opening, done);
-            read_out = self.post(rank, slot, (StepRef { lane, step: next }, times), &compiled, bytes, record);
-        }
-        let rank_state = &mut self.ranks[rank];
-        let instance = &mut rank_state.instances[slot_index];
-        let state = &mut instance.lanes[usize::from(lane)];
+        let read_out =
+            if sends { self.post(rank, slot, (step, (begun, done)), compiled, bytes, record) } else { 0.0 };
+        let lanes = &mut self.ranks[rank].instances[slot_index].lanes;
+        let state = &mut lanes[lane_index];
         state.read_out = state.read_out.max(read_out);
         state.last = Some(record);
         state.next += 1;
         if !state.done.is_empty() {
-            state.done[usize::from(next)] = (done, record);
-            for other in 0..instance.lanes.len() {
+            state.done[usize::from(step.step)] = (done, record);
+            for other in 0..lanes.len() {
                 if std::mem::take(&mut self.ranks[rank].instances[slot_index].lanes[other].waiting_after) {
-                    self.schedule(done, Event::Lane { rank: rank as u32, slot, lane: other as u16 });
+                    self.schedule(done, Here { lane: other as u16, ..here }.event());
                 }
             }
         }
-        self.schedule(done, this);
-    }
-
-    fn bytes(&self, rank: usize, action: &Action, segment: usize) -> f64 {
-        let blocks = match *action {
-            Action::Send { src, .. } => src,
-            Action::Recv { dst, .. }
-            | Action::RecvReduce { dst, .. }
-            | Action::Copy { dst, .. }
-            | Action::Reduce { dst, .. }
-            | Action::Fold { dst, .. } => dst,
-            Action::Spread { at, count, .. } => Blocks::range(Space::Output, at, count),
-            Action::Publish { src, except } => {
-                let elements = |blocks: &Blocks| self.layouts[rank].len(*blocks, segment);
-                let all: usize = src.iter().flatten().map(elements).sum();
-                let copied = all - except.as_ref().map_or(0, elements).min(all);
-                return (copied * self.cluster.element_bytes) as f64;
-            }
-            Action::Signal { .. } | Action::WaitSignal { .. } | Action::Await { .. } => return 0.0,
-        };
-        (self.layouts[rank].len(blocks, segment) * self.cluster.element_bytes) as f64
+        self.schedule(done, here.event());
     }
 
     /// Queues a message for the sender's link. The link may begin at the first of the two times while the sender's

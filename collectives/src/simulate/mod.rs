@@ -31,6 +31,7 @@ mod processor;
 mod report;
 mod stages;
 mod state;
+mod work;
 
 use serde::Serialize;
 

@@ -44,6 +44,21 @@ pub(super) struct Lane {
     pub(super) waiting_after: bool,
 }
 
+/// The place of a lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Here {
+    pub(super) rank: usize,
+    pub(super) slot: u16,
+    pub(super) lane: u16,
+}
+
+impl Here {
+    /// Returns the event that wakes the lane.
+    pub(super) const fn event(self) -> Event {
+        Event::Lane { rank: self.rank as u32, slot: self.slot, lane: self.lane }
+    }
+}
+
 /// A segment in flight on one rank.
 #[derive(Clone, Debug)]
 pub(super) struct Instance {

@@ -111,7 +111,7 @@ impl<'a> Batch<'a> {
         self.run_within(limit)
     }
 
-    /// Like [`Batch::run`], with a time-out of its own for each message.
+    /// Like [`Batch::run`], with a time-out of its own for all messages together.
     ///
     /// # Errors
     /// See [errors of calls](Communicator#errors-of-calls).
@@ -121,14 +121,13 @@ impl<'a> Batch<'a> {
         drive::lend(shared, || {
             // SAFETY: the memory is borrowed until this returns. It returns an error, and a panic leaves it, only
             // after the engine was aborted.
-            let (mut core, tickets) = unsafe { self.communicator.post(&self.transfers, None) }?;
-            for (at, ticket) in tickets.into_iter().enumerate() {
-                core = drive::wait_for(shared, core, ticket.id, ticket.waited, limit)?;
-                if let Some((_, source)) = sources.next_if(|(of, _)| *of == at) {
-                    *source = core.engine.other_end(ticket.id).unwrap_or_default();
+            let (core, tickets) = unsafe { self.communicator.post(&self.transfers, None) }?;
+            drive::wait_for_all(shared, core, tickets.iter().copied(), limit, |core, id| {
+                if let Some((_, source)) = sources.next_if(|(at, _)| tickets[*at].id == id) {
+                    *source = core.engine.other_end(id).unwrap_or_default();
                 }
-                core.engine.release(ticket.id);
-            }
+                core.engine.release(id);
+            })?;
             Ok(())
         })
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::Communicator;
 use super::grow::{self, Joining};
-use crate::communicator::{Elastic, Making, WORLD, World, patience};
-use crate::config::{Config, check_unicode};
+use crate::communicator::{Making, WORLD, World, patience};
+use crate::config::{Config, Elastic, check_unicode};
 use crate::control::{Control, ControlRuntime, Invitation};
 use crate::error::{Error, Result};
 use crate::files::own_text_of;

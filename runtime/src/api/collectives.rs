@@ -139,7 +139,11 @@ impl Communicator {
     }
 
     pub(super) fn usage(&self, operation: &str, problem: String) -> Error {
-        let context = ErrorContext { rank: self.rank(), operation: operation.to_owned(), sequence: 0 };
-        Error::Usage { context, problem }
+        Error::Usage { context: self.context(operation), problem }
+    }
+
+    /// Returns the context of an operation without a number.
+    pub(super) fn context(&self, operation: &str) -> ErrorContext {
+        ErrorContext::unnumbered(self.rank(), operation)
     }
 }

@@ -7,7 +7,7 @@ use crate::call::Waited;
 use crate::communicator::{Making, patience, regroup, renumbered};
 use crate::control::{AdmittedNewcomer, Disagreement, Missing, Purpose, Silent, Until};
 use crate::drive;
-use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, PeerState, Result};
+use crate::error::{AbortReason, AwaitedRank, Error, JoinFailure, PeerState, Result};
 use crate::job::deadline_after;
 
 /// Result of an agreement among the ranks that live: see [`Communicator::agree`].
@@ -68,7 +68,7 @@ impl Communicator {
     /// [`AbortReason::Minority`] if too few ranks answer. [`Error::Timeout`] with the ranks that did not call.
     /// [`Error::Usage`] if the ranks made different calls, or after a fork.
     pub fn agree(&self, flags: u64) -> Result<Agreement> {
-        self.agree_until(flags, Until::GivingUp(Instant::now() + patience(self.config())))
+        self.agree_until(flags, self.until(None))
     }
 
     /// Like [`Communicator::agree`], but waits at most `limit` for ranks that live and have not called. Such a rank
@@ -81,7 +81,12 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator::agree`].
     pub fn agree_within(&self, flags: u64, limit: Duration) -> Result<Agreement> {
-        self.agree_until(flags, Until::Deciding(deadline_after(limit)))
+        self.agree_until(flags, self.until(Some(deadline_after(limit))))
+    }
+
+    /// Returns when a call ends that begins now: at `limit` for all members or, without one, when this rank gives up.
+    pub(super) fn until(&self, limit: Option<Instant>) -> Until {
+        limit.map_or_else(|| Until::GivingUp(Instant::now() + patience(self.config())), Until::Deciding)
     }
 
     pub(super) fn agree_until(&self, flags: u64, until: Until) -> Result<Agreement> {
@@ -94,16 +99,16 @@ impl Communicator {
     /// so nothing of the old communicator reaches the new one. Ranks that die meanwhile are left out.
     ///
     /// All ranks that live call it. Blocks until all have, at most
-    /// [`Config::join_timeout`](crate::Config::join_timeout). Once all have, the call ends on all ranks alike: if the
-    /// time of one is over then, it fails on all. [`Communicator::ranks_before`] gives their old ranks. A rank may die
-    /// as soon as this returns: the next call then fails as usual, and the survivors shrink again.
+    /// [`Config::join_timeout`](crate::Config::join_timeout). Once all have called, the outcome is common: if one
+    /// rank's time is over, the call fails on all ranks. [`Communicator::ranks_before`] gives their old ranks. A rank
+    /// may die as soon as this returns: the next call then fails as usual, and the survivors shrink again.
     ///
     /// # Errors
     /// As [`Communicator::agree`]; [`Error::Aborted`] with [`AbortReason::Timeout`] if all have called, and the time was
     /// too short for the rest. After an error this rank has no new communicator; the same agreement tells ranks that
     /// could have gone on.
     pub fn shrink(&self) -> Result<Self> {
-        self.shrink_until(Until::GivingUp(Instant::now() + patience(self.config())))
+        self.shrink_until(self.until(None))
     }
 
     /// Like [`Communicator::shrink`], but if a rank that lives has not called after `limit`, the call fails on all
@@ -114,14 +119,13 @@ impl Communicator {
     /// As [`Communicator::shrink`]; [`Error::Aborted`] with [`AbortReason::Timeout`] if a rank has not called in
     /// time.
     pub fn shrink_within(&self, limit: Duration) -> Result<Self> {
-        self.shrink_until(Until::Deciding(deadline_after(limit)))
+        self.shrink_until(self.until(Some(deadline_after(limit))))
     }
 
     pub(super) fn shrink_until(&self, until: Until) -> Result<Self> {
         self.shared.check_process(|| Waited::other("shrink"))?;
         self.form_again(Purpose::Shrink, "shrink", until, |ranks, seed| {
-            let making = regroup(&self.shared, ranks, seed, until.deadline())
-                .map_err(|error| renumbered(error, self.rank(), ranks))?;
+            let making = regroup(&self.shared, ranks, seed, until.deadline())?;
             Ok((self.make_next(making)?, Vec::new()))
         })
     }
@@ -308,14 +312,10 @@ impl Communicator {
         self.shared.membership.control().watch_hosts(self.config().silent_after);
     }
 
-    fn place(&self, operation: &str) -> ErrorContext {
-        ErrorContext { rank: self.rank(), operation: operation.to_owned(), sequence: 0 }
-    }
-
     fn not_made(&self, operation: &str) -> Error {
         let reason = "another rank could not make its part of the new communicator, or not in time; see that \
                       rank's own error for the reason";
-        let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Transport);
+        let (context, by, kind) = (self.context(operation), self.rank(), AbortReason::Transport);
         Error::Aborted { context, by, kind, reason: reason.to_owned() }
     }
 
@@ -349,7 +349,7 @@ impl Communicator {
             Some(last) => format!("{general}, and on this one an attempt failed before ({last})"),
             None => general.to_owned(),
         };
-        let (context, by, kind) = (self.place(operation), self.rank(), AbortReason::Timeout);
+        let (context, by, kind) = (self.context(operation), self.rank(), AbortReason::Timeout);
         Error::Aborted { context, by, kind, reason }
     }
 
@@ -365,7 +365,7 @@ impl Communicator {
     }
 
     fn disagreement(&self, disagreement: Disagreement, operation: &str, since: Instant) -> Error {
-        let context = self.place(operation);
+        let context = self.context(operation);
         let aborted =
             |by, kind, reason: String| Error::Aborted { context: context.clone(), by, kind, reason };
         // An earlier attempt of the same call may have lacked the descriptors.

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use super::Communicator;
 use super::elastic::may_be_theirs;
 use crate::call::Waited;
-use crate::communicator::{Elastic, Left, Places, WORLD, grow, join_admitted, patience, settings};
-use crate::config::Config;
+use crate::communicator::{Left, Places, WORLD, grow, join_admitted, patience, settings};
+use crate::config::{Config, Elastic};
 use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, Until, first_invitation};
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, Result};
 use crate::files::keep_secret;
 use crate::job::{MAX_WORLD_SIZE, deadline_after};
 use crate::join::JoinSpec;
@@ -32,7 +32,7 @@ impl Communicator {
         let waiting_list = self.shared.open_waiting_list()?;
         let invitation = waiting_list.and_then(|list| self.shared.world.control.invitation(list));
         invitation.ok_or_else(|| Error::Unsupported {
-            context: self.growing("accept"),
+            context: self.context("accept"),
             problem: "newcomers cannot reach this rank, because it has no port for them; see its log and \
                       KOLO_PORT_RANGE"
                 .to_owned(),
@@ -134,9 +134,9 @@ impl Communicator {
     pub fn grow(&self, most: u32) -> Result<Self> {
         if most > MAX_WORLD_SIZE {
             let problem = format!("{most} ranks are more than the {MAX_WORLD_SIZE} that are supported");
-            return Err(Error::Usage { context: self.growing("grow"), problem });
+            return Err(self.usage("grow", problem));
         }
-        self.take_in(Places::Last { most }, Until::GivingUp(Instant::now() + patience(self.config())))
+        self.take_in(Places::Last { most }, self.until(None))
     }
 
     /// Like [`Communicator::grow`], but newcomers take the places of lost ranks: slots ([`Communicator::slots`]) that
@@ -146,7 +146,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::grow`]; [`Error::Usage`] if no slot is free.
     pub fn replace(&self) -> Result<Self> {
-        self.take_in(Places::Free, Until::GivingUp(Instant::now() + patience(self.config())))
+        self.take_in(Places::Free, self.until(None))
     }
 
     /// Returns the slot of each rank: its rank in the first communicator of the group, or the slot of the rank that
@@ -163,10 +163,6 @@ impl Communicator {
             let growth = grow(&self.shared, &Left { ranks, seed }, places, until.deadline())?;
             Ok((self.make_next(growth.making)?, growth.admitted))
         })
-    }
-
-    fn growing(&self, operation: &str) -> ErrorContext {
-        ErrorContext { rank: self.rank(), operation: operation.to_owned(), sequence: 0 }
     }
 }
 

@@ -7,7 +7,7 @@ use kolo_transport::Piece;
 
 use super::Communicator;
 use crate::call::ranges::{Range, first_conflict, is_addressable};
-use crate::call::{AdapterAccess, Message, Single, Waited, transfer_tag};
+use crate::call::{AdapterAccess, Message, Single, Waited, out_of_range, transfer_tag};
 use crate::communicator::{Core, CoreGuard, on_gpus};
 use crate::drive::{self, Ticket};
 use crate::engine::{ANY_SOURCE, Kind, Owner, TransferJob};
@@ -81,15 +81,8 @@ impl Communicator {
             [Transfer { kind: Kind::Recv, .. }] => "recv",
             _ => "grouped send and recv",
         };
-        for transfer in transfers {
-            if let Some(peer) = transfer.peer.filter(|peer| *peer >= shared.group.size) {
-                let problem =
-                    format!("rank {peer} is out of range: ranks are 0 to {}", shared.group.size - 1);
-                return Err(self.usage(label, problem));
-            }
-        }
+        transfers.iter().try_for_each(|transfer| self.check_peer(label, transfer.peer))?;
         self.check_memory(label, transfers)?;
-        shared.check_process(|| Waited::other(label))?;
         let single = match transfers {
             [transfer] => {
                 let RawMessage { bytes, data_type, tag, .. } = transfer.message;
@@ -97,20 +90,9 @@ impl Communicator {
             }
             _ => None,
         };
-        let mut core = shared.core();
-        let waited = Waited::transfer(label, Message { number: core.calls.messages + 1, single });
-        drive::check_usable(shared, &core, waited)?;
-        if !core.engine.has_room_for_transfers(transfers.len()) {
-            let problem = "more than 65000 sends and receives would be outstanding; use smaller groups";
-            return Err(self.usage(label, problem.to_owned()));
-        }
-        if transfers.iter().any(|transfer| transfer.peer.is_none())
-            && let Some(transport) = core.engine.without_probing()
-        {
-            let problem = format!(
-                "the transport {transport} cannot receive from any source; name the source, or use KOLO_TRANSPORT=shm,tcp"
-            );
-            return Err(Error::Unsupported { context: shared.context(waited), problem });
+        let (mut core, waited) = self.begin(label, single, transfers.len())?;
+        if transfers.iter().any(|transfer| transfer.peer.is_none()) {
+            self.check_probing(&core, "receive from any source; name the source", waited)?;
         }
         let gpus = self.on_gpus(&mut core, transfers, waited)?;
         core.calls.messages += 1;
@@ -123,16 +105,62 @@ impl Communicator {
             // SAFETY: the caller's promise; this returns an error only after the engine was aborted.
             match unsafe { core.engine.transfer(job) } {
                 Ok(id) => tickets.push(Ticket { id, waited }),
-                Err(error) => {
-                    core.engine.note_failure(error);
-                    drop(core);
-                    return Err(drive::fail(shared, waited));
-                }
+                Err(error) => return Err(self.not_posted(core, error, waited)),
             }
         }
         // A message to this rank itself may have ended the operation of a thread that sleeps.
         core.rouse();
         Ok((core, tickets))
+    }
+
+    /// Fails if the communicator has no such rank; `None` stands for any rank.
+    #[inline]
+    pub(super) fn check_peer(&self, label: &str, peer: Option<u32>) -> Result<()> {
+        let size = self.shared.group.size;
+        match peer.filter(|peer| *peer >= size) {
+            None => Ok(()),
+            Some(peer) => Err(self.usage(label, out_of_range("rank", peer, size))),
+        }
+    }
+
+    /// Takes the core to post so many transfers.
+    #[inline]
+    pub(super) fn begin(
+        &self,
+        label: &'static str,
+        single: Option<Single>,
+        transfers: usize,
+    ) -> Result<(CoreGuard<'_>, Waited)> {
+        let shared = &self.shared;
+        shared.check_process(|| Waited::other(label))?;
+        let core = shared.core();
+        let waited = Waited::transfer(label, Message { number: core.calls.messages + 1, single });
+        drive::check_usable(shared, &core, waited)?;
+        if !core.engine.has_room_for_transfers(transfers) {
+            let problem = "more than 65000 sends and receives would be outstanding; use smaller groups";
+            return Err(self.usage(label, problem.to_owned()));
+        }
+        Ok((core, waited))
+    }
+
+    /// Fails if a transport cannot do what needs probing.
+    pub(super) fn check_probing(&self, core: &Core, what: &str, waited: Waited) -> Result<()> {
+        let Some(transport) = core.engine.links().without_probing() else { return Ok(()) };
+        let problem = format!("the transport {transport} cannot {what}, or use KOLO_TRANSPORT=shm,tcp");
+        Err(Error::Unsupported { context: self.shared.context(waited), problem })
+    }
+
+    /// Makes the error of a transport the communicator's, and returns that of the call.
+    #[cold]
+    pub(super) fn not_posted(
+        &self,
+        mut core: CoreGuard<'_>,
+        error: kolo_transport::Error,
+        waited: Waited,
+    ) -> Error {
+        core.engine.note_failure(error);
+        drop(core);
+        drive::fail(&self.shared, waited)
     }
 
     /// Returns the GPU of each message that is in GPU memory, and how adapters access it.

@@ -236,7 +236,7 @@ impl Communicator {
     /// Never blocks.
     #[must_use]
     pub fn rails(&self, peer: u32) -> Vec<Rail> {
-        self.shared.look(|core| core.engine.rails(peer))
+        self.shared.look(|core| core.engine.links().rails(peer))
     }
 
     /// Returns the ranks that this one has reached so far through rank 0's process, because neither end can dial the
@@ -244,7 +244,7 @@ impl Communicator {
     /// link twice.
     #[must_use]
     pub fn relayed(&self) -> Vec<u32> {
-        self.shared.look(|core| core.engine.relayed())
+        self.shared.look(|core| core.engine.links().relayed())
     }
 
     /// Describes in one line which ranks each transport reaches and why, and how long buffers stay registered.
@@ -375,7 +375,7 @@ impl Drop for Communicator {
 /// Describes the network between the hosts, the share of each interface of a host, and the pacing of long messages.
 fn describe_network(core: &Core, size: u32) -> Option<String> {
     let network = core.planner.describe_network()?;
-    let rails: Vec<Vec<Rail>> = (0..size).map(|peer| core.engine.rails(peer)).collect();
-    let known = [Some(network), rails_in_words(&rails), core.engine.paced().map(paced_in_words)];
+    let rails: Vec<Vec<Rail>> = (0..size).map(|peer| core.engine.links().rails(peer)).collect();
+    let known = [Some(network), rails_in_words(&rails), core.engine.links().paced().map(paced_in_words)];
     Some(known.into_iter().flatten().collect::<Vec<_>>().join("; "))
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use kolo_transport::Piece;
 
 use super::Communicator;
-use crate::call::{Message, Waited, transfer_tag};
+use crate::call::transfer_tag;
 use crate::communicator::{Core, CoreGuard};
 use crate::drive::{self, Ticket};
 use crate::engine::{ANY_SOURCE, Id, Kind, TransferJob, label};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::DataType;
 
 /// A message that has arrived and that no receive has asked for.
@@ -100,32 +100,15 @@ impl Communicator {
         tags: RangeInclusive<u32>,
     ) -> Result<(CoreGuard<'_>, Ticket)> {
         const LABEL: &str = "probe";
-        let shared = &self.shared;
-        if let Some(peer) = source.filter(|peer| *peer >= shared.group.size) {
-            let problem = format!("rank {peer} is out of range: ranks are 0 to {}", shared.group.size - 1);
-            return Err(self.usage(LABEL, problem));
-        }
+        self.check_peer(LABEL, source)?;
         if tags.is_empty() {
             return Err(self.usage(
                 LABEL,
                 format!("the range of tags from {} to {} is empty", tags.start(), tags.end()),
             ));
         }
-        shared.check_process(|| Waited::other(LABEL))?;
-        let mut core = shared.core();
-        let waited = Waited::transfer(LABEL, Message { number: core.calls.messages + 1, single: None });
-        drive::check_usable(shared, &core, waited)?;
-        if !core.engine.has_room_for_transfers(1) {
-            let problem = "more than 65000 sends and receives are outstanding";
-            return Err(self.usage(LABEL, problem.to_owned()));
-        }
-        if let Some(transport) = core.engine.without_probing() {
-            let problem = format!(
-                "the transport {transport} cannot probe; receive the expected message without probing, or \
-                 use KOLO_TRANSPORT=shm,tcp"
-            );
-            return Err(Error::Unsupported { context: shared.context(waited), problem });
-        }
+        let (mut core, waited) = self.begin(LABEL, None, 1)?;
+        self.check_probing(&core, "probe; receive the expected message without probing", waited)?;
         let memory = Piece { ptr: std::ptr::null_mut(), len: 0 };
         let peer = source.unwrap_or(ANY_SOURCE);
         let job =
@@ -133,11 +116,7 @@ impl Communicator {
         // SAFETY: a probe has no buffer.
         match unsafe { core.engine.transfer(job) } {
             Ok(id) => Ok((core, Ticket { id, waited })),
-            Err(error) => {
-                core.engine.note_failure(error);
-                drop(core);
-                Err(drive::fail(shared, waited))
-            }
+            Err(error) => Err(self.not_posted(core, error, waited)),
         }
     }
 

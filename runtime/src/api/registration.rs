@@ -209,6 +209,6 @@ impl Communicator {
     /// ranges that were found registered.
     #[must_use]
     pub fn memory_counters(&self) -> MemoryCounters {
-        self.shared.look(|core| core.engine.memory_counters())
+        self.shared.look(|core| core.engine.links().memory_counters())
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kolo_transport::foreign::printable;
 
 use super::Communicator;
-use crate::call::Waited;
+use crate::call::{Waited, out_of_range};
 use crate::communicator::{Making, child_id, patience};
 use crate::config::Config;
 use crate::control::ExchangeKey;
@@ -84,7 +84,7 @@ impl Communicator {
 
     /// As [`group`](Self::group), but waits at most `limit` for the ranks, for bindings with time-outs of their own.
     ///
-    /// The ranks of a binding's communicators may have agreed on a `number`. It identifies the communicator, so several threads
+    /// `number`, if given, is one on which the binding's ranks have agreed. It identifies the communicator, so several threads
     /// may make communicators at the same time, in any order. No number may be used twice.
     ///
     /// # Errors
@@ -92,8 +92,7 @@ impl Communicator {
     #[doc(hidden)]
     pub fn group_within(&self, ranks: &[u32], number: Option<u32>, limit: Duration) -> Result<Self> {
         if let Some(rank) = ranks.iter().find(|rank| **rank >= self.world_size()) {
-            let problem = format!("rank {rank} is out of range: ranks are 0 to {}", self.world_size() - 1);
-            return Err(self.usage("group", problem));
+            return Err(self.usage("group", out_of_range("rank", *rank, self.world_size())));
         }
         if let Some(twice) = ranks.iter().enumerate().find(|(i, rank)| ranks[..*i].contains(rank)) {
             return Err(self.usage("group", format!("rank {} is listed twice", twice.1)));

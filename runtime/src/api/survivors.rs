@@ -4,9 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::{Agreement, Communicator};
-use crate::communicator::{NEWCOMER, patience};
-use crate::control::Until;
-use crate::error::{AbortReason, Error, ErrorContext, Result};
+use crate::error::{AbortReason, Error, NEWCOMER, Result};
 use crate::job::deadline_after;
 use crate::types::{Element, ReduceOp};
 
@@ -167,8 +165,7 @@ impl Survivors {
     /// could not agree, each returns the error of [`Communicator::agree`] or [`Communicator::shrink`]:
     /// [`AbortReason::Fenced`] on a rank that the others have left behind.
     pub fn run<R>(&mut self, step: impl FnMut(&Communicator) -> Result<R>) -> Result<R> {
-        let until = Until::GivingUp(Instant::now() + patience(self.comm.config()));
-        self.run_until(None, until, step)
+        self.run_until(None, step)
     }
 
     /// Like [`Survivors::run`], but the step ends after `limit` on all ranks: its calls fail then, and no rank waits
@@ -190,19 +187,17 @@ impl Survivors {
         limit: Duration,
         step: impl FnMut(&Communicator) -> Result<R>,
     ) -> Result<R> {
-        let until = deadline_after(limit);
-        self.run_until(Some(until), Until::Deciding(until), step)
+        self.run_until(Some(deadline_after(limit)), step)
     }
 
     fn run_until<R>(
         &mut self,
         limit: Option<Instant>,
-        until: Until,
         mut step: impl FnMut(&Communicator) -> Result<R>,
     ) -> Result<R> {
         if self.is_spent {
             let before = self.comm.world_size();
-            self.become_those(self.comm.shrink_until(until)?);
+            self.become_those(self.comm.shrink_until(self.comm.until(limit))?);
             self.check_number(before)?;
         }
         loop {
@@ -223,10 +218,7 @@ impl Survivors {
                 return Err(done.err().unwrap_or_else(|| self.gave_up(kind, why)));
             }
             self.is_spent = limit.is_some();
-            let next = match limit {
-                Some(_) => self.comm.shrink_until(until),
-                None => self.comm.shrink(),
-            };
+            let next = self.comm.shrink_until(self.comm.until(limit));
             if limit.is_some() && done.is_err() && is_out_of_time(&next) {
                 // The time ran out while the members agreed. The step's own error says more.
                 return done;
@@ -301,10 +293,7 @@ impl Survivors {
         let nobody_asks = if self.comm.is_asked_for_state() { 0 } else { NOBODY_ASKS };
         let in_time = if limit.is_none_or(|limit| Instant::now() < limit) { IS_IN_TIME } else { 0 };
         let vote = vote | nobody_waits | nobody_asks | IS_HERE | in_time;
-        let agreed = match limit {
-            Some(limit) => self.comm.agree_until(vote, Until::Deciding(limit))?,
-            None => self.comm.agree(vote)?,
-        };
+        let agreed = self.comm.agree_until(vote, self.comm.until(limit))?;
         self.is_due = agreed.flags & (NOBODY_WAITS | IS_HERE) == IS_HERE;
         self.is_asked = agreed.flags & (NOBODY_ASKS | IS_HERE) == IS_HERE;
         Ok(agreed)
@@ -348,7 +337,7 @@ impl Survivors {
     }
 
     fn gave_up(&self, kind: AbortReason, reason: &str) -> Error {
-        let context = ErrorContext { rank: self.comm.rank(), operation: "run".to_owned(), sequence: 0 };
+        let context = self.comm.context("run");
         Error::Aborted { context, by: self.comm.rank(), kind, reason: reason.to_owned() }
     }
 }

@@ -14,7 +14,7 @@ use crate::call::Waited;
 use crate::communicator::Shared;
 use crate::control::ExchangeKey;
 use crate::drive::{self, End, Patience, Step, Waiter, until};
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, Result};
 use crate::supply::{self, Pool};
 use crate::symmetric::{Allocation, OwnMemory};
 use crate::types::Element;
@@ -45,7 +45,7 @@ pub struct SymmetricBuffer<T: Element> {
 }
 
 impl Communicator {
-    /// Makes a zeroed buffer of `count` elements that blocking collectives on this communicator use in place: ranks
+    /// Makes a zeroed buffer of `count` elements that long blocking collectives on this communicator use in place: ranks
     /// read and write each other's buffers, without a copy in between. All ranks call it with the same size in bytes.
     /// Blocks until all have.
     ///
@@ -54,10 +54,11 @@ impl Communicator {
     /// symmetric: the inputs, and for all-reduce and reduce the outputs. Slices of a buffer qualify, at different
     /// offsets on different ranks, and so do different buffers. Other calls run as on ordinary memory: those with
     /// blocks of unequal length, asynchronous calls, messages, calls on several hosts, and calls under
-    /// `KOLO_EXCHANGE_BYTES=0` or for which `KOLO_ALGO` names an algorithm other than `window`. Once symmetric buffers
-    /// exist, calls of the listed collectives on any memory begin with an exchange of a line per rank, in which the
-    /// ranks compare where their buffers lie, if their longer buffer has at least 32 KiB (all-reduce, reduce), 128 KiB
-    /// (broadcast) or 256 KiB (all others), or what `KOLO_SYMMETRIC_BYTES` says.
+    /// `KOLO_EXCHANGE_BYTES=0`, for which `KOLO_ALGO` names an algorithm other than `window`, or which a file of
+    /// `KOLO_PLAN` serves. Once symmetric buffers
+    /// exist, every listed call, on any memory, whose longer buffer reaches a limit first compares locations, which
+    /// costs one short exchange. The limit is 32 KiB (all-reduce, reduce), 128 KiB (broadcast) or 256 KiB (all others),
+    /// or what `KOLO_SYMMETRIC_BYTES` says; shorter calls run as on ordinary memory.
     ///
     /// The memory counts as shared memory of the process, and is backed by pages when this returns. Before that, the
     /// ranks compare what all of them need with the memory that their hosts and control groups have left
@@ -180,7 +181,7 @@ impl Communicator {
             yield_until: Duration::ZERO,
             ..Policy::OVERSUBSCRIBED
         });
-        match until(&mut Taking { shared, sharing }, &mut Patience::new(limit, pacer)) {
+        match until(&mut Taking { shared, sharing }, &mut Patience::new(limit.into(), pacer)) {
             Ok(()) => Ok(Ok(())),
             Err(NotTaken::Here(why)) => Ok(Err(why)),
             Err(NotTaken::ByAll(error)) => Err(error),
@@ -205,9 +206,8 @@ impl Communicator {
     fn all_could<'a>(&self, failures: impl Iterator<Item = Option<&'a String>>) -> Result<()> {
         let mut failures = failures.enumerate().filter_map(|(rank, why)| Some((rank, why?)));
         let Some((rank, why)) = failures.next() else { return Ok(()) };
-        let context = ErrorContext { rank: self.rank(), operation: "alloc".to_owned(), sequence: 0 };
         Err(Error::Unsupported {
-            context,
+            context: self.context("alloc"),
             problem: format!("rank {rank} could not allocate the memory: {why}"),
         })
     }

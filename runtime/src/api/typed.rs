@@ -7,7 +7,7 @@ use kolo_collectives::plan::{Collective, Placement};
 
 use super::Communicator;
 use crate::call::ranges::{Range, is_addressable};
-use crate::call::{Call, Counts, RawCall, RawCallV, overlap};
+use crate::call::{Call, Counts, RawCall, RawCallV, out_of_range, overlap};
 use crate::error::Result;
 use crate::types::{DataType, Element, ReduceOp};
 
@@ -185,8 +185,7 @@ impl Communicator {
         let collective = raw.collective;
         let root = if collective.is_rooted() { raw.root } else { 0 };
         if root >= self.world_size() {
-            let problem = format!("root {root} is out of range: ranks are 0 to {}", self.world_size() - 1);
-            return Err(self.usage(collective.name(), problem));
+            return Err(self.usage(collective.name(), out_of_range("root", root, self.world_size())));
         }
         let ranks = self.world_size() as usize;
         let at_root = self.rank() == root;

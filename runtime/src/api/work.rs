@@ -5,9 +5,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::communicator::{Deadline, Shared, leak_in_child};
+use crate::communicator::{Core, Deadline, Shared, leak_in_child};
 use crate::drive::{self, Ticket};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -36,9 +36,7 @@ use crate::error::{Error, Result};
 #[must_use = "the result of the operation comes from `wait`"]
 pub struct Work<B> {
     shared: Arc<Shared>,
-    ticket: Ticket,
-    /// The other messages of a group.
-    more: Vec<Ticket>,
+    tickets: Tickets,
     /// Whether the operation's slot in the engine has been given back.
     finished: bool,
     /// End of the communicator's time-out for the task that awaits the handle, if there is one.
@@ -47,12 +45,24 @@ pub struct Work<B> {
     extract: fn(Kept, Option<u32>) -> Option<B>,
 }
 
+/// The tickets of an operation, or of the messages of a group.
+#[derive(Clone, Debug)]
+struct Tickets {
+    first: Ticket,
+    more: Vec<Ticket>,
+}
+
+impl Tickets {
+    fn iter(&self) -> impl Iterator<Item = Ticket> {
+        std::iter::once(self.first).chain(self.more.iter().copied())
+    }
+}
+
 /// Lets a second thread wait for an operation that the thread with its handle drives. For bindings.
 #[derive(Clone, Debug)]
 pub struct SecondWait {
     shared: Arc<Shared>,
-    ticket: Ticket,
-    more: Vec<Ticket>,
+    tickets: Tickets,
 }
 
 impl SecondWait {
@@ -63,12 +73,11 @@ impl SecondWait {
             return;
         }
         let core = self.shared.core();
-        let mut tickets = std::iter::once(&self.ticket).chain(&self.more);
-        let unfinished = tickets.find(|ticket| !core.engine.is_done(ticket.id));
+        let unfinished = self.tickets.iter().find(|ticket| !core.engine.is_done(ticket.id));
         if let Some(Ticket { id, waited }) = unfinished {
-            let peers = core.waiting_for(*id);
+            let peers = core.waiting_for(id);
             drop(core);
-            drop(drive::time_out(&self.shared, *waited, limit, &peers));
+            drop(drive::time_out(&self.shared, waited, limit, &peers));
         }
     }
 }
@@ -88,19 +97,20 @@ impl<B: 'static> Work<B> {
         ticket: Ticket,
         extract: fn(Kept, Option<u32>) -> Option<B>,
     ) -> Self {
-        Self { shared, ticket, more: Vec::new(), finished: false, deadline: None, extract }
+        let tickets = Tickets { first: ticket, more: Vec::new() };
+        Self { shared, tickets, finished: false, deadline: None, extract }
     }
 
     /// Makes the handle wait for further messages too. Its result stays that of the first.
     pub(crate) fn with_more(mut self, more: Vec<Ticket>) -> Self {
-        self.more = more;
+        self.tickets.more = more;
         self
     }
 
     /// Returns whether the operation is over, successfully or not. Makes a little progress; never blocks for long.
     ///
-    /// A collective that is polled and needs a rank which has left is over soon: once nothing has moved on the
-    /// communicator for about a second. A message stays unfinished then, since a program may poll for one that need not
+    /// If a polled collective needs a rank that has left, it ends (with an error) about a second after anything last
+    /// moved on the communicator. A message stays unfinished then, since a program may poll for one that need not
     /// come; [`Work::wait`] returns the error. The communicator's time-out does not apply to polls, between which a
     /// program may do other work.
     #[must_use]
@@ -110,7 +120,7 @@ impl<B: 'static> Work<B> {
         }
         drive::lend(&self.shared, || {
             let mut core = self.shared.core();
-            let next = |engine: &Engine| self.tickets().find(|ticket| !engine.is_done(ticket.id));
+            let next = |engine: &Engine| self.tickets.iter().find(|ticket| !engine.is_done(ticket.id));
             let mut unfinished = next(&core.engine);
             if unfinished.is_some() {
                 core.progress();
@@ -136,11 +146,7 @@ impl<B: 'static> Work<B> {
     #[doc(hidden)]
     #[must_use]
     pub fn second_wait(&self) -> SecondWait {
-        SecondWait { shared: Arc::clone(&self.shared), ticket: self.ticket, more: self.more.clone() }
-    }
-
-    fn tickets(&self) -> impl Iterator<Item = Ticket> {
-        std::iter::once(self.ticket).chain(self.more.iter().copied())
+        SecondWait { shared: Arc::clone(&self.shared), tickets: self.tickets.clone() }
     }
 
     /// Waits for the operation and gives its buffer back. Blocks at most as long as the communicator's time-out.
@@ -162,12 +168,10 @@ impl<B: 'static> Work<B> {
 
     /// Waits for the operation, once. In a child made by `fork` the operation is left alone.
     fn finish(&mut self, limit: Duration) -> Result<B> {
-        self.shared.check_process(|| self.ticket.waited)?;
+        self.shared.check_process(|| self.tickets.first.waited)?;
         self.await_no_more();
         self.finished = true;
-        let more = std::mem::take(&mut self.more);
-        let (keep, source) =
-            drive::lend(&self.shared, || wait_for_all(&self.shared, self.ticket, more, limit))?;
+        let (keep, source) = drive::lend(&self.shared, || wait(&self.shared, &self.tickets, limit))?;
         // Each caller of a constructor gives the engine the memory that its `extract` expects.
         Ok(keep
             .and_then(|keep| (self.extract)(keep, source))
@@ -177,11 +181,11 @@ impl<B: 'static> Work<B> {
     /// Returns whether [`Work::finish`] would return at once. Otherwise the task is woken when it would.
     fn is_over_or_wakes(&mut self, task: &Waker) -> bool {
         let mut core = self.shared.core();
-        let is_done = |engine: &Engine, ticket: &Ticket| engine.is_done(ticket.id);
-        if !self.tickets().all(|ticket| is_done(&core.engine, &ticket)) {
+        let next = |engine: &Engine| self.tickets.iter().find(|ticket| !engine.is_done(ticket.id));
+        if next(&core.engine).is_some() {
             core.progress();
         }
-        let next = self.tickets().find(|ticket| !is_done(&core.engine, ticket));
+        let next = next(&core.engine);
         // If the cause of a failure is not known yet, the helper thread finds it, and then wakes the task.
         let has_failed = core.engine.failure().is_some() && self.shared.fault.cause().is_some();
         let Some(Ticket { id, waited }) = next.filter(|_| !core.closed && !has_failed) else {
@@ -189,8 +193,8 @@ impl<B: 'static> Work<B> {
             return true;
         };
         let limit = self.shared.config.timeout;
-        let deadline =
-            *self.deadline.get_or_insert_with(|| Deadline::of_call(limit, &self.shared.time_limit));
+        let limit = || self.shared.time_limit.within(limit.into());
+        let deadline = *self.deadline.get_or_insert_with(|| Deadline::after(limit()));
         let replaced = core.awaited.add(id, waited, deadline, task);
         drive::wake_tasks(core);
         drop(replaced);
@@ -209,7 +213,7 @@ impl<B: 'static> Future for Work<B> {
         if self.finished {
             let problem = "this operation's result was already returned; a completed future must not be \
                            polled again";
-            let context = self.shared.context(self.ticket.waited);
+            let context = self.shared.context(self.tickets.first.waited);
             return Poll::Ready(Err(Error::Usage { context, problem: problem.to_owned() }));
         }
         let shared = Arc::clone(&self.shared);
@@ -223,26 +227,21 @@ impl<B: 'static> Future for Work<B> {
 
 /// Waits for an operation and for further messages. Returns the memory that the operation kept, and the source of its
 /// message.
-fn wait_for_all(
-    shared: &Shared,
-    first: Ticket,
-    more: Vec<Ticket>,
-    limit: Duration,
-) -> Result<(Option<Kept>, Option<u32>)> {
-    let begin = (!more.is_empty()).then(Instant::now);
-    let wait = |Ticket { id, waited }: Ticket| {
-        let left = limit.saturating_sub(begin.map_or(Duration::ZERO, |begin| begin.elapsed()));
-        drive::wait_for(shared, shared.core(), id, waited, left).inspect_err(|_| {
-            // The engine has been aborted, so nothing touches any buffer any more.
-            shared.core().engine.release(first.id);
-        })
+fn wait(shared: &Shared, tickets: &Tickets, limit: Duration) -> Result<(Option<Kept>, Option<u32>)> {
+    let first = tickets.first.id;
+    let in_turn = tickets.more.iter().copied().chain([tickets.first]);
+    let release = |core: &mut Core, id| {
+        if id != first {
+            core.engine.release(id);
+        }
     };
-    for ticket in more {
-        wait(ticket)?.engine.release(ticket.id);
-    }
-    let mut core = wait(first)?;
-    let source = core.engine.other_end(first.id);
-    Ok((core.engine.finish(first.id), source))
+    let waited = drive::wait_for_all(shared, shared.core(), in_turn, limit, release);
+    let mut core = waited.inspect_err(|_| {
+        // The engine has been aborted, so nothing touches any buffer any more.
+        shared.core().engine.release(first);
+    })?;
+    let source = core.engine.other_end(first);
+    Ok((core.engine.finish(first), source))
 }
 
 impl<B> Work<B> {
@@ -250,10 +249,8 @@ impl<B> Work<B> {
     fn await_no_more(&mut self) {
         if self.deadline.take().is_some() {
             let mut core = self.shared.core();
-            let tasks: Vec<_> = std::iter::once(&self.ticket)
-                .chain(&self.more)
-                .filter_map(|ticket| core.awaited.remove(ticket.id))
-                .collect();
+            let tasks: Vec<_> =
+                self.tickets.iter().filter_map(|ticket| core.awaited.remove(ticket.id)).collect();
             drop(core);
             drop(tasks);
         }
@@ -264,7 +261,7 @@ impl<B> Drop for Work<B> {
     fn drop(&mut self) {
         if !leak_in_child(&self.shared) && !self.finished {
             self.await_no_more();
-            for ticket in std::iter::once(self.ticket).chain(self.more.drain(..)) {
+            for ticket in self.tickets.iter() {
                 let mut core = self.shared.core();
                 core.awaited.forget_poll(ticket.id);
                 core.engine.forget(ticket.id);

@@ -84,6 +84,13 @@ pub(crate) enum Counts {
     Shards(usize),
 }
 
+/// Form of a call. Blocking and started calls do not match each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Blocking,
+    Started,
+}
+
 /// A checked call.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
@@ -187,14 +194,14 @@ impl Call {
     fn refusal(&self, rank: u32, world_size: u32) -> Error {
         let name = self.op.name();
         let problem = if self.root >= world_size {
-            format!("root {} is out of range: ranks are 0 to {}", self.root, world_size - 1)
+            out_of_range("root", self.root, world_size)
         } else if reduces(self.collective) && !self.op.supports(self.data_type) {
             format!("operator {name} is not defined for {}", self.data_type)
         } else if self.is_prefix_of_averages() {
             format!("operator {name} is not defined for prefixes; use sum and scale the result")
         } else if !self.is_addressable(world_size) {
             let per_rank = if self.collective.has_block_per_rank() { " for each rank" } else { "" };
-            let count = self.summary(false).count.unwrap_or(0);
+            let count = self.summary(Form::Blocking).count.unwrap_or(0);
             format!("{count} elements{per_rank} are more than can be addressed")
         } else if !self.has_its_buffers(rank) {
             "a null pointer was given for a buffer that is not empty".to_owned()
@@ -206,8 +213,8 @@ impl Call {
             };
             overlap(input, output, rule)
         };
-        let operation = self.summary(false).to_string();
-        Error::Usage { context: ErrorContext { rank, operation, sequence: 0 }, problem }
+        let operation = self.summary(Form::Blocking).to_string();
+        Error::Usage { context: ErrorContext::unnumbered(rank, operation), problem }
     }
 
     /// Returns the GPUs that own the buffers.
@@ -252,7 +259,7 @@ impl Call {
     }
 
     #[inline]
-    pub(crate) fn summary(&self, asynchronous: bool) -> Summary {
+    pub(crate) fn summary(&self, form: Form) -> Summary {
         Summary {
             collective: self.collective,
             count: match self.counts {
@@ -263,7 +270,7 @@ impl Call {
             op: reduces(self.collective).then_some(self.op),
             root: self.collective.is_rooted().then_some(self.root),
             shards: self.shards,
-            asynchronous,
+            asynchronous: form == Form::Started,
         }
     }
 }
@@ -299,6 +306,11 @@ pub(crate) const fn touches(collective: Collective, is_root: bool) -> (bool, boo
         Collective::Barrier => (false, false),
         _ => (true, true),
     }
+}
+
+/// Describes a root or another rank that a communicator of this size does not have.
+pub(crate) fn out_of_range(what: &str, rank: u32, world_size: u32) -> String {
+    format!("{what} {rank} is out of range: ranks are 0 to {}", world_size - 1)
 }
 
 /// Describes buffers that overlap, with the rule that they break.

@@ -7,7 +7,7 @@
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::time_limit::TimeLimit;
+use super::time_limit::Limit;
 use crate::call::Waited;
 use crate::engine::{Engine, Id};
 
@@ -39,17 +39,9 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// Returns the deadline after `limit` from now.
-    pub(crate) fn after(limit: Duration) -> Self {
-        Self { limit, at: Instant::now().checked_add(limit) }
-    }
-
-    /// Returns the deadline of a call with this limit, or that of several calls if it is earlier.
-    pub(crate) fn of_call(limit: Duration, several: &TimeLimit) -> Self {
-        match several.left().filter(|left| *left < limit) {
-            Some(left) => Self { limit: several.whole(), ..Self::after(left) },
-            None => Self::after(limit),
-        }
+    /// Returns the deadline of a wait that begins now.
+    pub(crate) fn after(limit: Limit) -> Self {
+        Self { limit: limit.named, at: Instant::now().checked_add(limit.left) }
     }
 }
 

@@ -184,8 +184,7 @@ pub(super) fn establish(
 /// this rank for one that has left.
 fn establish_one(endpoint: &mut dyn Endpoint, making: &Making, membership: &Membership) -> Result<()> {
     endpoint.establish(making.deadline).map_err(|source| {
-        let context =
-            ErrorContext { rank: making.rank, operation: "making the communicator".to_owned(), sequence: 0 };
+        let context = ErrorContext::unnumbered(making.rank, "making the communicator");
         if source.kind == ErrorKind::PeerLost {
             membership.abort_flag().wait(Instant::now() + REASON_GRACE);
         }

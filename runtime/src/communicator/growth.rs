@@ -1,4 +1,5 @@
-//! Brings members and newcomers together: see [`Communicator::grow`](crate::Communicator::grow).
+//! Brings members together again: without newcomers, by one control plane, or with newcomers, as
+//! [`Communicator::grow`](crate::Communicator::grow) does:
 //!
 //! 1. The members that live, on which they have agreed, make a control plane of their own. Over it they tell each other
 //!    which newcomers wait at their listeners. All of them then compute the new members and their places
@@ -20,15 +21,15 @@ use tokio::sync::oneshot;
 use super::agreement::{self, Agreed};
 use super::assignment::{Assignment, Holder, Listed, Places, assign};
 use super::connect::{Making, WORLD, broken};
+use super::lineage::Lineage;
 use super::renumbering::renumbered;
 use super::shared::{Shared, World};
-use super::survivors::{Elastic, Lineage, NEWCOMER};
-use crate::config::Config;
+use crate::config::{Config, Elastic};
 use crate::control::{
     AbortCause, AbortKind, Absence, Admission, AdmittedNewcomer, Applicant, Control, ExchangeKey,
     MemberAddress, Membership, Offer, RegroupSpec, WaitingList, derive,
 };
-use crate::error::{Error, ErrorContext, JoinFailure, Result};
+use crate::error::{Error, ErrorContext, JoinFailure, NEWCOMER, Result};
 use crate::job::deadline_after;
 
 /// Identity under which members meet before they admit newcomers.
@@ -51,6 +52,41 @@ pub(crate) struct Growth {
 pub(crate) struct Left<'a> {
     pub(crate) ranks: &'a [u32],
     pub(crate) seed: [u8; 32],
+}
+
+/// Makes a control plane of these members (ranks of the communicator), and returns what is needed to make the
+/// communicator on it. Its errors name ranks of this communicator.
+pub(crate) fn regroup(
+    shared: &Shared,
+    ranks_before: &[u32],
+    regroup_id: [u8; 32],
+    deadline: Instant,
+) -> Result<Making> {
+    let world_ranks = shared.world_ranks(ranks_before);
+    let control = &shared.world.control;
+    let own = world_ranks.iter().position(|rank| *rank == control.rank()).unwrap_or_default();
+    let next = control.regroup(RegroupSpec {
+        ranks: &world_ranks,
+        place: own as u32,
+        world_size: world_ranks.len() as u32,
+        at: world_ranks.first().and_then(|first| control.member_address(*first)),
+        regroup_id,
+        later: shared.membership.later(),
+        silent_after: shared.config.silent_after,
+        deadline,
+        alarm: None,
+    });
+    let next = next.map_err(|error| renumbered(error, shared.group.rank, ranks_before))?;
+    let lineage = Lineage::after(shared, ranks_before.to_vec(), shared.slots_of(ranks_before));
+    // The measurements still hold, and measuring again would take longer than all the rest.
+    let network = shared.world.network_of(&world_ranks);
+    // A rank keeps the processor to which it returns.
+    let processor = shared.world.processor.clone();
+    shared.note_relayed();
+    let relayed = shared.world.relayed_of(&world_ranks).into_iter().collect();
+    let elastic = shared.world.elastic.clone();
+    let world = World::changed(next, lineage, elastic, processor, network, relayed);
+    Ok(making(world, shared.config.clone(), deadline))
 }
 
 /// Brings members and newcomers together. All members that live call it. Blocks until all have come, or the attempt is
@@ -187,13 +223,12 @@ fn describe(places: Places) -> String {
 }
 
 fn context(rank: u32) -> ErrorContext {
-    ErrorContext { rank, operation: "grow".to_owned(), sequence: 0 }
+    ErrorContext::unnumbered(rank, "grow")
 }
 
 /// Chooses the newcomers that become members. Refuses those at this rank's listener that cannot.
 fn assigned(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) -> Result<Assignment> {
-    let slots = shared.slots();
-    let slots: Vec<u32> = left.iter().map(|rank| slots[*rank as usize]).collect();
+    let slots = shared.slots_of(left);
     let usage = |problem: String| Error::Usage { context: context(shared.group.rank), problem };
     if let Places::Last { most } | Places::FreeThenLast { most } = places
         && (most as usize) < slots.len()
@@ -221,14 +256,8 @@ fn lineage(shared: &Shared, left: &[u32], assignment: &Assignment) -> Lineage {
         Holder::Member(member) => left[*member],
         Holder::Newcomer { .. } => NEWCOMER,
     };
-    let highest = assignment.slots.iter().map(|(slot, _)| slot + 1).max().unwrap_or_default();
-    Lineage {
-        epoch: shared.world.epoch() + 1,
-        ranks_before: assignment.slots.iter().map(|(_, holder)| before(holder)).collect(),
-        group: shared.group_id(),
-        slots: assignment.slots.iter().map(|(slot, _)| *slot).collect(),
-        slot_count: shared.slot_count().max(highest),
-    }
+    let (slots, ranks_before) = assignment.slots.iter().map(|(slot, holder)| (*slot, before(holder))).unzip();
+    Lineage::after(shared, ranks_before, slots)
 }
 
 /// Admits the chosen newcomers at this member's listener.

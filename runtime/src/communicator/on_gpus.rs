@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kolo_gdr::{Gpu, Mode};
 
 use super::{Core, Shared};
-use crate::call::{Call, Waited};
+use crate::call::{Call, Form, Waited};
 use crate::cancel::Whole;
 use crate::engine::Route;
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ pub(crate) fn owner(
 /// See [`owner`].
 pub(crate) fn locate(shared: &Shared, call: &mut Call) -> Result<()> {
     let found = shared.gpus.locate(call, shared.group.size);
-    found.map_err(|problem| unsupported(shared, Waited::call(call.summary(false), 0), problem))
+    found.map_err(|problem| unsupported(shared, Waited::call(call.summary(Form::Blocking), 0), problem))
 }
 
 #[cold]

@@ -1,7 +1,6 @@
 //! Ranks in the errors of a communicator that is being made from another one: the caller knows only the other one's ranks.
 
-use super::survivors::NEWCOMER;
-use crate::error::{Error, JoinFailure};
+use crate::error::{Error, JoinFailure, NEWCOMER};
 
 /// Translates the ranks in an error to those of the communicator in which this rank is `own`. Rank r of the new
 /// communicator was `ranks[r]` there, or is a newcomer.
@@ -89,7 +88,7 @@ mod tests {
     const LEFT: [u32; 4] = [1, 3, 4, NEWCOMER];
 
     fn context() -> ErrorContext {
-        ErrorContext { rank: 2, operation: "grow".to_owned(), sequence: 0 }
+        ErrorContext::unnumbered(2, "grow")
     }
 
     fn lost(peer: u32) -> Error {

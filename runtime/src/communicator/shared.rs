@@ -17,11 +17,11 @@ use kolo_transport::Process;
 use super::attendance::Attendance;
 use super::core::Core;
 use super::guard::CoreGuard;
-use super::survivors::{Elastic, Lineage};
+use super::lineage::Lineage;
 use super::time_limit::TimeLimit;
 use crate::affinity::Assigned;
 use crate::call::Waited;
-use crate::config::{Config, Transports};
+use crate::config::{Config, Elastic, Transports};
 use crate::control::{Control, Departure, Membership, WaitingList};
 use crate::engine::Route;
 use crate::error::{Error, ErrorContext, Result};
@@ -251,7 +251,7 @@ impl Shared {
 
     /// Returns the deadline of a call that waits for the other ranks for `patience` at most, within the time limit.
     pub(crate) fn deadline_after(&self, patience: Duration) -> Instant {
-        deadline_after(self.time_limit.left().map_or(patience, |left| left.min(patience)))
+        deadline_after(self.time_limit.within(patience.into()).left)
     }
 
     /// Returns the waiting list of newcomers at this rank's listener, if it has one.
@@ -286,7 +286,7 @@ impl Shared {
 
     /// Keeps the ranks met at a relay for later communicators.
     pub(crate) fn note_relayed(&self) {
-        let relayed = self.look(|core| core.engine.relayed());
+        let relayed = self.look(|core| core.engine.links().relayed());
         let relayed = relayed.into_iter().map(|rank| self.group.members[rank as usize]);
         self.world.relayed.lock().unwrap_or_else(PoisonError::into_inner).extend(relayed);
     }

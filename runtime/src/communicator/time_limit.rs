@@ -19,22 +19,43 @@ pub(crate) struct TimeLimit {
 /// The limits of which the earlier one is in force.
 #[derive(Clone, Copy, Debug, Default)]
 struct Limits {
-    own: Option<Limit>,
+    own: Option<End>,
     /// The limit of the communicator that this one was split off.
-    outer: Option<Limit>,
+    outer: Option<End>,
 }
 
 impl Limits {
-    fn in_force(self) -> Option<Limit> {
-        self.own.into_iter().chain(self.outer).min_by_key(|limit| limit.until)
+    fn in_force(self) -> Option<End> {
+        self.own.into_iter().chain(self.outer).min_by_key(|end| end.until)
     }
 }
 
 /// A moment, and the time that was left until then when it was set.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limit {
+pub(super) struct End {
     until: Instant,
     whole: Duration,
+}
+
+/// The longest time of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limit {
+    pub(crate) left: Duration,
+    /// The limit that an error names: the time that the caller chose, of which `left` may be the rest.
+    pub(crate) named: Duration,
+}
+
+impl Limit {
+    /// Returns the rest of the limit after some time.
+    pub(crate) const fn after(self, spent: Duration) -> Self {
+        Self { left: self.left.saturating_sub(spent), ..self }
+    }
+}
+
+impl From<Duration> for Limit {
+    fn from(limit: Duration) -> Self {
+        Self { left: limit, named: limit }
+    }
 }
 
 impl TimeLimit {
@@ -45,17 +66,17 @@ impl TimeLimit {
 
     /// Sets the communicator's own limit for calls that begin to wait from now on.
     pub(super) fn set(&self, until: Option<Instant>) {
-        let limit = |until: Instant| Limit { until, whole: until.saturating_duration_since(Instant::now()) };
-        self.change(|limits| limits.own = until.map(limit));
+        let end = |until: Instant| End { until, whole: until.saturating_duration_since(Instant::now()) };
+        self.change(|limits| limits.own = until.map(end));
     }
 
     /// Sets the limit of the communicator that this one was split off.
-    pub(super) fn set_outer(&self, limit: Option<Limit>) {
-        self.change(|limits| limits.outer = limit);
+    pub(super) fn set_outer(&self, end: Option<End>) {
+        self.change(|limits| limits.outer = end);
     }
 
     /// Returns the limit in force.
-    pub(super) fn in_force(&self) -> Option<Limit> {
+    pub(super) fn in_force(&self) -> Option<End> {
         self.limits.lock().unwrap_or_else(PoisonError::into_inner).in_force()
     }
 
@@ -63,9 +84,9 @@ impl TimeLimit {
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut limits);
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let limit = limits.in_force();
-        let until = limit.map_or(0, |limit| nanos(limit.until.saturating_duration_since(self.since)).max(1));
-        self.whole.store(limit.map_or(0, |limit| nanos(limit.whole)), Ordering::Relaxed);
+        let end = limits.in_force();
+        let until = end.map_or(0, |end| nanos(end.until.saturating_duration_since(self.since)).max(1));
+        self.whole.store(end.map_or(0, |end| nanos(end.whole)), Ordering::Relaxed);
         self.until.store(until, Ordering::Relaxed);
     }
 
@@ -78,9 +99,11 @@ impl TimeLimit {
         }
     }
 
-    /// Returns the time that the limit gave when it was set.
-    pub(crate) fn whole(&self) -> Duration {
-        Duration::from_nanos(self.whole.load(Ordering::Relaxed))
+    /// Returns the earlier one of this limit and that of a call.
+    pub(crate) fn within(&self, call: Limit) -> Limit {
+        let whole = || Duration::from_nanos(self.whole.load(Ordering::Relaxed));
+        let earlier = self.left().filter(|left| *left < call.left);
+        earlier.map_or(call, |left| Limit { left, named: whole() })
     }
 }
 
@@ -98,7 +121,10 @@ mod tests {
                 .left()
                 .is_some_and(|left| left > Duration::from_secs(90) && left <= Duration::from_secs(100))
         );
-        assert!(limit.whole() > Duration::from_secs(90));
+        let call = Limit::from(Duration::from_secs(200));
+        assert!(limit.within(call).left <= Duration::from_secs(100));
+        assert!(limit.within(call).named > Duration::from_secs(90));
+        assert_eq!(limit.within(call.after(Duration::from_secs(150))).named, call.named, "it ends earlier");
         // A moment in the past, even before the limit was made.
         limit.set(Some(limit.since));
         assert_eq!(limit.left(), Some(Duration::ZERO));

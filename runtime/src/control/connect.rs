@@ -7,17 +7,17 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncWriteExt, BufReader, ReadHalf, WriteHalf};
-use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::coordinator::{BoxedStream, Coordinator};
 use super::coordinator_state::rejected_text;
-use super::handshake::{Credentials, Rejection, VERSION, greet_coordinator};
+use super::dial::{Unopened, Whom, open};
+use super::handshake::{Credentials, Rejection, VERSION};
 use super::peers::evidence::Seen;
 use super::peers::listener::{ConnectError, Listener, ListenerAddress};
 use super::regroup::Regroup;
-use super::stream::{self, TcpHandle};
+use super::stream::TcpHandle;
 use super::wire::{
     FromCoordinator, Hello, PeerInfo, Refusal, ToCoordinator, clip, decode, encode, read_frame,
 };
@@ -130,19 +130,6 @@ async fn read_frames(stream: ReadHalf<BoxedStream>, to: mpsc::Sender<Received>) 
             return;
         }
     }
-}
-
-/// Longest segment on these connections, in bytes of data. IPv6 demands that every link carries packets of 1,280 bytes.
-/// A path may drop larger packets silently (a tunnel behind a firewall that drops ICMP); ranks can then still join, and
-/// tell each other of the failure.
-const SEGMENT_BYTES: u32 = 1200;
-
-/// Connects. Both ends keep to this segment length, since it is set before the connection is made.
-pub(crate) async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // If this fails, the connection uses the system's segment length.
-    let _ = socket2::SockRef::from(&socket).set_tcp_mss(SEGMENT_BYTES);
-    socket.connect(address).await
 }
 
 enum AttemptError {
@@ -290,33 +277,9 @@ impl Search {
                 if !stagger.is_zero() {
                     tokio::time::sleep(stagger).await;
                 }
-                let connected = tokio::time::timeout(CONNECT_TIMEOUT, dial(address)).await;
-                let mut stream = match connected {
-                    Ok(Ok(stream)) => stream,
-                    Ok(Err(error)) => return Err((address, Rejection::io("connecting", &error))),
-                    Err(_) => {
-                        let silent = format!("no answer within {:.1} s", CONNECT_TIMEOUT.as_secs_f64());
-                        return Err((address, Rejection::Foreign(silent)));
-                    }
-                };
-                if stream.local_addr().ok() == stream.peer_addr().ok() {
-                    // The kernel may choose a port without a listener as the connection's own. Closing it frees it for
-                    // rank 0.
-                    let itself =
-                        Rejection::Foreign("nothing is listening there (it connected to itself)".into());
-                    return Err((address, itself));
-                }
-                let _ = stream.set_nodelay(true);
-                match tokio::time::timeout(HANDSHAKE_TIMEOUT, greet_coordinator(&mut stream, &credentials))
-                    .await
-                {
-                    Ok(Ok(keys)) => Ok((stream::boxed(stream, keys.as_ref()), address)),
-                    Ok(Err(rejection)) => Err((address, rejection)),
-                    Err(_) => {
-                        let silent = "something accepts connections there but does not answer as Kolo does";
-                        Err((address, Rejection::Foreign(silent.into())))
-                    }
-                }
+                let patience = (CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT);
+                let opened = open(address, Whom::Coordinator, &credentials, patience).await;
+                opened.map(|stream| (stream, address)).map_err(|unopened| (address, rejection(unopened)))
             });
         }
         let mut misfit = None;
@@ -489,6 +452,16 @@ fn check_peers(peers: &[PeerInfo], world_size: u32) -> Result<(), String> {
 /// Formats addresses, as many as fit in a text.
 fn list<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
     addresses.into_iter().take(8).map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn rejection(unopened: Unopened) -> Rejection {
+    Rejection::Foreign(match unopened {
+        Unopened::Rejected(rejection) => return rejection,
+        Unopened::System(error) => return Rejection::io("connecting", &error),
+        Unopened::Silent => format!("no answer within {:.1} s", CONNECT_TIMEOUT.as_secs_f64()),
+        Unopened::Itself => "nothing is listening there (it connected to itself)".into(),
+        Unopened::Mute => "something accepts connections there but does not answer as Kolo does".into(),
+    })
 }
 
 fn attempt_error(spec: &JoinSpec, rejection: Rejection, at: &str) -> AttemptError {

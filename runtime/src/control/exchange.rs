@@ -19,11 +19,8 @@ pub(crate) fn exchange(
 ) -> Result<Vec<Vec<u8>>> {
     let started = Instant::now();
     let place = |rank: u32| members.iter().position(|&member| member == rank).unwrap_or_default() as u32;
-    let context = ErrorContext {
-        rank: place(shared.rank),
-        operation: format!("exchange {} of communicator {:#x}", key.round, key.communicator),
-        sequence: 0,
-    };
+    let name = format!("exchange {} of communicator {:#x}", key.round, key.communicator);
+    let context = ErrorContext::unnumbered(place(shared.rank), name);
     let usage = |problem: String| Error::Usage { context: context.clone(), problem };
     let late = |by: u32, missing: &[u32]| {
         let missing = missing.iter().map(|&rank| (rank, place(rank))).collect();

@@ -21,22 +21,29 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `job::limits` | all limits and time constants |
-//! | `wire` | messages |
+//! | `wire`, `ranks` | messages; texts for lists of ranks |
 //! | `handshake`, `sealed` | proof of keys, and the encrypted stream that follows |
+//! | `stream`, `host_monitor`, `probe` | connections that know when the other end's kernel last answered; whether a host lives |
 //! | `coordinator_state`, `coordinator_ranks`, `coordinator_exchange` | the coordinator without sockets |
-//! | `coordinator`, `pending` | its sockets; connections that have not identified themselves |
-//! | `connect`, `member` | how a rank joins, and its end of the connection |
+//! | `coordinator`, `incoming`, `pending` | its sockets; connections that have not identified themselves |
+//! | `connect`, `dial`, `member` | how a rank joins, and its end of the connection |
 //! | `relay` | passes bytes between two ranks if neither can dial the other |
 //! | `forwarding` | long messages of the coordinator that ranks pass on to each other |
-//! | `exchange`, `membership`, `abort`, `board`, `runtime` | the parts that ranks call |
+//! | `peers` | connections among members, without the coordinator |
+//! | `agreement`, `regroup` | agreements among members over these, and a new control plane for those that are left |
+//! | `invitation`, `newcomer`, `fetcher` | how a newcomer reaches a group, becomes a member, and copies the members' state |
+//! | `exchange`, `membership`, `registered`, `abort`, `runtime` | the parts that ranks call |
+//! | `board`, `recent` | the state that a rank shows to others: its calls, and what it waits for |
 
 mod abort;
+mod agreement;
 mod board;
 mod connect;
 mod coordinator;
 mod coordinator_exchange;
 mod coordinator_ranks;
 mod coordinator_state;
+mod dial;
 mod exchange;
 #[cfg(test)]
 mod false_coordinator_tests;
@@ -78,6 +85,7 @@ pub use membership::Membership;
 pub use runtime::ControlRuntime;
 pub use wire::{ExchangeKey, PeerInfo};
 
+pub(crate) use agreement::{Disagreement, Purpose, Until};
 pub(crate) use coordinator::Coordinator;
 pub(crate) use fetcher::{Fetcher, Job, News, Requests};
 pub(crate) use newcomer::{Applicant, Offer, first_invitation};
@@ -87,7 +95,7 @@ pub(crate) use peers::snapshots::{Hash, Snapshot, SnapshotServer};
 pub(crate) use peers::waiting_list::{
     Admission, AdmittedNewcomer, GroupId, MemberAddress, Newcomer, WaitingList,
 };
-pub(crate) use regroup::{Absence, Disagreement, Purpose, RegroupSpec, Until};
+pub(crate) use regroup::{Absence, RegroupSpec};
 pub(crate) use wire::foreign;
 
 use kolo_transport::Process;

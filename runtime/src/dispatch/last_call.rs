@@ -44,7 +44,7 @@ impl LastCall {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::RawCall;
+    use crate::call::{Form, RawCall};
     use crate::types::{DataType, ReduceOp};
     use kolo_collectives::plan::Collective;
 
@@ -59,7 +59,7 @@ mod tests {
         let gather = call(Collective::AllGather, DataType::F32);
         let mut last = LastCall::none();
         for call in [&sums[0], &sums[0], &sums[1], &gather, &sums[0]] {
-            let label = call.summary(false).label();
+            let label = call.summary(Form::Blocking).label();
             let known = last.look_up(call, label);
             let wanted = if reduces(call.collective) {
                 combine_fn(call.data_type, call.op)

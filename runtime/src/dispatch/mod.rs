@@ -14,16 +14,9 @@ pub use plan_files::serving_plans;
 pub(crate) use planner::{Limits, Planner};
 pub use planner::{apply_settings, default_channels};
 
-use crate::call::Call;
+use crate::call::{Call, Form};
 use crate::exchange::compiled::CompiledExchange;
 use crate::symmetric::SymmetricBuffers;
-
-/// Form of a call. Blocking and started calls do not match each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    Blocking,
-    Started,
-}
 
 /// The way of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_micros(200);
 pub(crate) fn close(shared: &Shared, limit: Duration) -> Departure {
     helper::stop(shared);
     let mut closing = Closing { shared, core: None };
-    let mut patience = Patience::new(limit, Pacer::new(shared.policy));
+    let mut patience = Patience::new(limit.into(), Pacer::new(shared.policy));
     let flushed = until(&mut closing, &mut patience).is_ok();
     let mut core = closing.core();
     let cause = Error::new(ErrorKind::Aborted, "kolo", None, "the communicator was dropped");
@@ -59,7 +59,7 @@ impl Waiter for Closing<'_> {
 
     fn step(&mut self) -> Result<Step, ()> {
         let mut core = self.core();
-        let is_flushed = core.engine.outstanding() == 0 && core.engine.is_flushed();
+        let is_flushed = core.engine.outstanding() == 0 && core.engine.links().is_flushed();
         let step = if is_flushed || self.is_over(&core) {
             Step::Done
         } else {

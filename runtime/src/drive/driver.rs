@@ -5,17 +5,18 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
-use kolo_transport::{Armed, ParkBy};
+use kolo_transport::{Armed, ParkBy, StageMismatch};
 
 use super::asking::{self, Awaits};
 use super::{
-    End, News, Patience, Step, Suspicion, Waiter, fail, orphans, time_out, timed_out, until, wake_tasks,
+    End, News, Patience, Step, Suspicion, Ticket, Waiter, fail, orphans, time_out, timed_out, until,
+    wake_tasks,
 };
 use crate::affinity::{GAP_MAX, SoftAffinity};
 use crate::call::Waited;
 use crate::cancel::Whole;
-use crate::communicator::{Attended, Core, CoreGuard, Shared};
-use crate::engine::Id;
+use crate::communicator::{Attended, Core, CoreGuard, Limit, Shared};
+use crate::engine::{Id, Route};
 use crate::error::{Error, Result};
 use crate::failure::is_loss;
 use crate::wait::{self, Next, Pacer};
@@ -56,7 +57,7 @@ pub(super) trait Goal {
 /// A fault that a goal can meet.
 pub(super) enum Fault {
     /// A member made another call.
-    Mismatch(crate::exchange::Mismatch),
+    Mismatch(StageMismatch),
     /// A transport failed, or a member sent invalid data.
     Transport(kolo_transport::Error),
 }
@@ -80,7 +81,7 @@ pub(crate) fn wait_for<'a>(
     core: CoreGuard<'a>,
     id: Id,
     waited: Waited,
-    limit: Duration,
+    limit: impl Into<Limit>,
 ) -> Result<CoreGuard<'a>> {
     if core.engine.is_done(id) {
         return Ok(core);
@@ -89,13 +90,32 @@ pub(crate) fn wait_for<'a>(
     drive(shared, core, Operation(id), waited, patience(shared, limit))
 }
 
-/// Returns the patience of a thread that waits for a call with this limit, or until the limit for several calls.
-pub(super) fn patience(shared: &Shared, limit: Duration) -> Patience {
-    let mut patience = Patience::new(limit, Pacer::new(shared.policy));
-    if let Some(left) = shared.time_limit.left() {
-        patience.end_within(left, shared.time_limit.whole());
+/// Drives until all of these operations are done, within one limit, and calls `over` for each.
+pub(crate) fn wait_for_all<'a>(
+    shared: &'a Shared,
+    mut core: CoreGuard<'a>,
+    tickets: impl IntoIterator<Item = Ticket>,
+    limit: Duration,
+    mut over: impl FnMut(&mut Core, Id),
+) -> Result<CoreGuard<'a>> {
+    let (limit, mut began) = (Limit::from(limit), None);
+    let mut tickets = tickets.into_iter().peekable();
+    while let Some(Ticket { id, waited }) = tickets.next() {
+        if !core.engine.is_done(id) {
+            let left = began.map_or(limit, |began: Instant| limit.after(began.elapsed()));
+            if tickets.peek().is_some() {
+                began.get_or_insert_with(Instant::now);
+            }
+            core = wait_for(shared, core, id, waited, left)?;
+        }
+        over(&mut core, id);
     }
-    patience
+    Ok(core)
+}
+
+/// Returns the patience of a thread that waits for a call with this limit, or until the limit for several calls.
+pub(super) fn patience(shared: &Shared, limit: impl Into<Limit>) -> Patience {
+    Patience::new(shared.time_limit.within(limit.into()), Pacer::new(shared.policy))
 }
 
 /// Asks the peers for which operation `id` waits, as a wait does that has suspected one of them for long enough.
@@ -246,7 +266,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         let Some(lost) = flag.cause().filter(|cause| is_loss(cause) && !flag.is_revoked()) else {
             return Some(News::Aborted);
         };
-        let by_memory = self.shared.group.route(lost.by).is_some_and(|route| route.transport == "shm");
+        let by_memory = self.shared.group.route(lost.by).is_some_and(Route::shares_memory);
         Some(match self.goal.waiting_for(core).contains(&lost.by) {
             true if by_memory => News::Hopeless,
             true => News::Doomed,
@@ -345,7 +365,9 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         let shared = self.shared;
         let peers = if self.suspects_polled { core.polled_wait_for() } else { self.goal.waiting_for(&core) };
         let is_outrun = left_for < shared.world.control.dead_after()
-            && peers.iter().any(|peer| core.engine.is_hearing(*peer) && shared.membership.departed(*peer));
+            && peers
+                .iter()
+                .any(|peer| core.engine.links().is_hearing(*peer) && shared.membership.departed(*peer));
         self.core = Some(core);
         is_outrun
     }

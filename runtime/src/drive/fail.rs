@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use kolo_transport::ErrorKind;
+use kolo_transport::{ErrorKind, StageMismatch};
 
 use super::asking::{ANSWER_MAX, ask_through};
 use super::orphans;
@@ -11,7 +11,6 @@ use crate::call::Waited;
 use crate::communicator::{Core, Shared};
 use crate::control::AbortCause;
 use crate::error::{AbortReason, Error, Result};
-use crate::exchange::Mismatch;
 use crate::failure::{
     Cause, Diagnosis, Evidence, Presence, Question, WrongMessage, adopt, diagnose, is_loss,
 };
@@ -117,7 +116,7 @@ pub(super) fn give_up(shared: &Shared, cause: Cause, waited: Waited) -> Error {
 }
 
 /// Gives up because a member of the exchange made another call.
-pub(super) fn mismatch(shared: &Shared, found: Mismatch, waited: Waited) -> Error {
+pub(super) fn mismatch(shared: &Shared, found: StageMismatch, waited: Waited) -> Error {
     let wrong = WrongMessage { peer: found.member as u32, tag: found.tag, len: 0, expected: None };
     let cause = find_out(shared, Evidence { wrong: Some(wrong), ..evidence(shared, waited) });
     give_up(shared, cause, waited)

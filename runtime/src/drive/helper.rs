@@ -89,7 +89,7 @@ fn help(shared: &Shared) {
 /// Drives until another thread does, or until nothing is left. Returns false after a failure, which the waiting thread
 /// will find out.
 fn drive_unattended(shared: &Shared) -> bool {
-    let patience = Patience::new(Duration::MAX, Pacer::beside_computation(shared.policy));
+    let patience = Patience::new(Duration::MAX.into(), Pacer::beside_computation(shared.policy));
     let core = shared.core();
     let (first, waited) = core.awaited.first().unzip();
     let driven = drive(shared, core, Help { shared, first }, waited.unwrap_or(HELPING), patience);

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 pub(crate) use close::close;
 #[cfg(test)]
 pub(crate) use driver::ask_for;
-pub(crate) use driver::wait_for;
+pub(crate) use driver::{wait_for, wait_for_all};
 pub(crate) use fail::{abort, check_usable, fail, revoke, standing_error};
 pub(crate) use helper::{call_helper, wake_tasks};
 #[cfg(test)]

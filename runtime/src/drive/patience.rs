@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{End, News, Suspicion, Waiter};
+use crate::communicator::Limit;
 use crate::wait::{Next, Pacer};
 
 /// Duration of a stall before the peers are asked what they are doing.
@@ -33,9 +34,7 @@ pub(super) const TURNS_PER_CHECK: u32 = 1024;
 /// The state of one wait.
 #[derive(Debug)]
 pub(crate) struct Patience {
-    limit: Duration,
-    /// The limit that an error names: the time that the caller chose, of which `limit` may be the rest.
-    named_limit: Duration,
+    limit: Limit,
     pacer: Pacer,
     started: Option<Instant>,
     moved_at: Option<Instant>,
@@ -53,10 +52,9 @@ pub(crate) struct Patience {
 
 impl Patience {
     /// Starts a wait of at most `limit`.
-    pub(crate) const fn new(limit: Duration, pacer: Pacer) -> Self {
+    pub(crate) const fn new(limit: Limit, pacer: Pacer) -> Self {
         Self {
             limit,
-            named_limit: limit,
             pacer,
             started: None,
             moved_at: None,
@@ -66,13 +64,6 @@ impl Patience {
             suspected_at: None,
             heard: None,
             turns: 0,
-        }
-    }
-
-    /// Shortens the wait to `left`, the rest of a limit for several calls.
-    pub(super) fn end_within(&mut self, left: Duration, of: Duration) {
-        if left < self.limit {
-            (self.limit, self.named_limit) = (left, of);
         }
     }
 
@@ -141,8 +132,8 @@ impl Patience {
         if is_over && (!are_new || news == Some(News::Aborted)) {
             return Err(waiter.end(End::Failed));
         }
-        if age >= self.limit {
-            return Err(waiter.end(End::Deadline(self.named_limit)));
+        if age >= self.limit.left {
+            return Err(waiter.end(End::Deadline(self.limit.named)));
         }
         if idle >= STALL {
             waiter.look_for_peers()?;

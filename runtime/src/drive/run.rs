@@ -11,10 +11,10 @@ use super::exchange::run_exchange;
 use super::fail::give_up;
 use super::symmetric::run_symmetric;
 use super::{call_helper, check_usable, lend, wait_for};
-use crate::call::{self, AdapterAccess, Call, Counts, GpuBuffers, Waited, reduces};
+use crate::call::{self, AdapterAccess, Call, Counts, Form, GpuBuffers, Waited, reduces};
 use crate::communicator::{Core, CoreGuard, Shared, on_gpus};
-use crate::dispatch::{Decision, Form, Known, Way};
-use crate::engine::{Buffers, Id, Job, Lent, Mode, Owner};
+use crate::dispatch::{Decision, Known, Way};
+use crate::engine::{Buffers, Id, Job, Lent, Owner};
 use crate::error::{Error, Result};
 use crate::failure::Cause;
 use crate::gpu::GpuPath;
@@ -43,7 +43,7 @@ pub(super) struct Begun {
 impl Begun {
     /// Returns the full description of the awaited call. Most calls are over before anybody asks for it.
     pub(super) fn waited(&self, call: &Call) -> Waited {
-        Waited::call(call.summary(self.form == Form::Started), self.sequence)
+        Waited::call(call.summary(self.form), self.sequence)
     }
 
     /// Returns the kernel that reduces.
@@ -84,7 +84,7 @@ pub(crate) unsafe fn start_and_wait(shared: &Shared, call: &Call, limit: Duratio
 /// See [`run_within`].
 #[inline(always)]
 unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> Result<()> {
-    shared.check_process(|| Waited::call(call.summary(form == Form::Started), 0))?;
+    shared.check_process(|| Waited::call(call.summary(form), 0))?;
     let mut core = shared.core();
     let begun = begin(shared, &mut core, call, form)?;
     let Decision { asks_for_symmetric, way } = core.decide(call, form);
@@ -138,7 +138,7 @@ unsafe fn run_started<'a>(
 /// Until the operation is done or the communicator has been aborted, the buffers of the call are valid and nobody else
 /// touches them.
 pub(crate) unsafe fn start(shared: &Arc<Shared>, call: &Call, mut keep: Option<Owner>) -> Result<Ticket> {
-    shared.check_process(|| Waited::call(call.summary(true), 0))?;
+    shared.check_process(|| Waited::call(call.summary(Form::Started), 0))?;
     let mut core = shared.core();
     let begun = begin(shared, &mut core, call, Form::Started)?;
     let Decision { way, .. } = core.decide(call, Form::Started);
@@ -164,7 +164,7 @@ pub(crate) unsafe fn start(shared: &Arc<Shared>, call: &Call, mut keep: Option<O
 #[inline(always)]
 fn begin(shared: &Shared, core: &mut Core, call: &Call, form: Form) -> Result<Begun> {
     let sequence = core.calls.sequence + 1;
-    let summary = call.summary(form == Form::Started);
+    let summary = call.summary(form);
     let waited = || Waited::call(summary, sequence);
     if !shared.is_well(core) {
         check_usable(shared, core, waited())?;
@@ -213,9 +213,8 @@ unsafe fn launch<'a>(
     if way == Way::Plan {
         let mut job = job(&mut core, call, begun, combine, place)?;
         job.keep = keep.take();
-        let mode = if begun.form == Form::Started { Mode::Asynchronous } else { Mode::Blocking };
         // SAFETY: the caller's promise, passed on.
-        let id = unsafe { core.engine.start(job, mode) };
+        let id = unsafe { core.engine.start(job, begun.form) };
         return Ok((core, id));
     }
     let Core { engine, exchange: Some(exchange), .. } = &mut *core else {

@@ -108,7 +108,7 @@ impl Waiter for Script {
 
 impl Script {
     fn play(mut self, limit: Duration) -> (Result<(), Fails>, Self) {
-        let mut patience = Patience::new(limit, Pacer::new(Policy::OWN_PROCESSOR));
+        let mut patience = Patience::new(limit.into(), Pacer::new(Policy::OWN_PROCESSOR));
         let result = until(&mut self, &mut patience);
         (result, self)
     }

@@ -117,7 +117,7 @@ fn awaited(shared: &Shared, peer: u32, status: Option<&Status>, carrier: Carrier
 
 /// Shows on the board, and thus to other ranks, which peers do not acknowledge this rank's data.
 pub(super) fn note_unheard(shared: &Shared, core: &Core) -> Vec<u32> {
-    let peers = (0..shared.group.size).filter(|peer| core.engine.is_unheard(*peer));
+    let peers = (0..shared.group.size).filter(|peer| core.engine.links().is_unheard(*peer));
     let peers: Vec<u32> = peers.take(PAIRS_MAX).collect();
     shared.membership.board().unheard_by(peers.clone());
     peers

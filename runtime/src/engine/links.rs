@@ -136,28 +136,26 @@ impl Links {
 
     /// See [`Endpoint::rails`].
     pub(crate) fn rails(&self, peer: u32) -> Vec<Rail> {
-        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
-        self.endpoints.get(via as usize).map_or_else(Vec::new, |endpoint| endpoint.rails(peer))
+        self.at(peer).map_or_else(Vec::new, |endpoint| endpoint.rails(peer))
     }
 
-    /// See [`Endpoint::expect`].
-    fn expect(&mut self, peer: u32, bytes_per_second: f64) {
-        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
-        if let Some(endpoint) = self.endpoints.get_mut(via as usize) {
-            endpoint.expect(peer, bytes_per_second);
+    /// Calls [`Endpoint::expect`] for some peers.
+    pub(super) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
+        for (peer, bytes_per_second) in rates {
+            if let Some(endpoint) = self.at_mut(peer) {
+                endpoint.expect(peer, bytes_per_second);
+            }
         }
     }
 
     /// See [`Endpoint::is_hearing`].
     pub(crate) fn is_hearing(&self, peer: u32) -> bool {
-        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
-        self.endpoints.get(via as usize).is_some_and(|endpoint| endpoint.is_hearing(peer))
+        self.at(peer).is_some_and(|endpoint| endpoint.is_hearing(peer))
     }
 
     /// See [`Endpoint::is_unheard`].
     pub(crate) fn is_unheard(&self, peer: u32) -> bool {
-        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
-        self.endpoints.get(via as usize).is_some_and(|endpoint| endpoint.is_unheard(peer))
+        self.at(peer).is_some_and(|endpoint| endpoint.is_unheard(peer))
     }
 
     /// See [`Endpoint::relayed`].
@@ -166,7 +164,7 @@ impl Links {
     }
 
     /// See [`Endpoint::paced`].
-    fn paced(&self) -> Option<&Paced> {
+    pub(crate) fn paced(&self) -> Option<&Paced> {
         self.endpoints.iter().find_map(|endpoint| endpoint.paced())
     }
 
@@ -258,6 +256,7 @@ impl Links {
         self.endpoints.clear();
     }
 
+    /// Returns whether the links could be dropped without losing anything that was reported done.
     pub(crate) fn is_flushed(&self) -> bool {
         self.endpoints.iter().all(|endpoint| endpoint.is_flushed())
     }
@@ -280,35 +279,20 @@ impl Links {
         }
     }
 
-    fn endpoint(&mut self, peer: u32) -> Result<&mut Box<dyn Endpoint>, Error> {
-        let via = self.via.get(peer as usize).copied().unwrap_or(NOWHERE);
-        self.endpoints.get_mut(via as usize).ok_or_else(|| {
+    /// Returns the endpoint that leads to a peer.
+    fn at(&self, peer: u32) -> Option<&dyn Endpoint> {
+        let via = *self.via.get(peer as usize)?;
+        Some(&**self.endpoints.get(via as usize)?)
+    }
+
+    fn at_mut(&mut self, peer: u32) -> Option<&mut dyn Endpoint> {
+        let via = *self.via.get(peer as usize)?;
+        Some(&mut **self.endpoints.get_mut(via as usize)?)
+    }
+
+    fn endpoint(&mut self, peer: u32) -> Result<&mut dyn Endpoint, Error> {
+        self.at_mut(peer).ok_or_else(|| {
             Error::new(ErrorKind::Usage, "kolo", Some(peer), "there is no transport to this rank".to_owned())
         })
-    }
-}
-
-/// Routes to peers.
-impl super::Engine {
-    /// See [`Endpoint::rails`].
-    pub(crate) fn rails(&self, peer: u32) -> Vec<Rail> {
-        self.links.rails(peer)
-    }
-
-    /// See [`Endpoint::relayed`].
-    pub(crate) fn relayed(&self) -> Vec<u32> {
-        self.links.relayed()
-    }
-
-    /// See [`Endpoint::paced`].
-    pub(crate) fn paced(&self) -> Option<&Paced> {
-        self.links.paced()
-    }
-
-    /// Calls [`Endpoint::expect`] for some peers.
-    pub(crate) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
-        for (peer, bytes_per_second) in rates {
-            self.links.expect(peer, bytes_per_second);
-        }
     }
 }

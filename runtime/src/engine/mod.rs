@@ -28,7 +28,7 @@ mod unexpected;
 use std::any::Any;
 use std::collections::VecDeque;
 
-use kolo_transport::{Armed, Backing, Error, Event, MemoryCounters, ParkBy, Piece};
+use kolo_transport::{Armed, Backing, Error, Event, ParkBy, Piece};
 
 pub(crate) use copies::failed;
 use copies::{CopyQueues, Mark};
@@ -46,6 +46,7 @@ use token::{Name, TRANSFER};
 pub(crate) use transfers::{ANY_SOURCE, TransferJob};
 use transfers::{TRANSFER_CHANNEL, Transfers};
 
+use crate::call::Form;
 use crate::reduce::DefaultFloats;
 
 /// Channel groups per pair: one for blocking calls and three for asynchronous ones. Three in flight keep a link busy
@@ -63,13 +64,6 @@ pub(crate) type Owner = Box<dyn Any + Send>;
 pub(crate) enum Id {
     Operation { slot: u16, generation: u16 },
     Transfer { slot: u16, generation: u16 },
-}
-
-/// The channel groups that an operation may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    Blocking,
-    Asynchronous,
 }
 
 #[derive(Debug)]
@@ -160,11 +154,11 @@ impl Engine {
     /// # Safety
     /// Until the operation is done or [`Engine::abort`] has returned, the job's buffers are valid and nobody else
     /// touches them.
-    pub(crate) unsafe fn start(&mut self, mut job: Job, mode: Mode) -> Id {
+    pub(crate) unsafe fn start(&mut self, mut job: Job, form: Form) -> Id {
         let _floats = DefaultFloats::enter();
-        let group = match mode {
-            Mode::Blocking => 0,
-            Mode::Asynchronous => {
+        let group = match form {
+            Form::Blocking => 0,
+            Form::Started => {
                 let turn = self.asynchronous_calls % u64::from(GROUPS - 1);
                 self.asynchronous_calls += 1;
                 1 + turn as u16
@@ -368,9 +362,9 @@ impl Engine {
         self.links.deregister(memory);
     }
 
-    /// Returns the transports' counters of work on memory.
-    pub(crate) fn memory_counters(&self) -> MemoryCounters {
-        self.links.memory_counters()
+    /// Returns the links, for questions about them.
+    pub(crate) const fn links(&self) -> &Links {
+        &self.links
     }
 
     /// Returns the number of operations and transfers that are not done.
@@ -384,14 +378,9 @@ impl Engine {
         self.links.close();
     }
 
-    /// See [`kolo_transport::Endpoint::is_hearing`].
-    pub(crate) fn is_hearing(&self, peer: u32) -> bool {
-        self.links.is_hearing(peer)
-    }
-
-    /// See [`kolo_transport::Endpoint::is_unheard`].
-    pub(crate) fn is_unheard(&self, peer: u32) -> bool {
-        self.links.is_unheard(peer)
+    /// See [`kolo_transport::Endpoint::expect`].
+    pub(crate) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
+        self.links.expect(rates);
     }
 
     /// Says goodbye on all links; [`Engine::abort`] and [`Engine::close`] follow.
@@ -466,20 +455,10 @@ impl Engine {
         self.transfers.stands_before(peer)
     }
 
-    /// Returns a transport that cannot receive from any source, if there is one.
-    pub(crate) fn without_probing(&self) -> Option<&'static str> {
-        self.links.without_probing()
-    }
-
     /// Returns the bytes of staging held for operations.
     pub(crate) fn staging_bytes(&self) -> usize {
         let of_operations: usize = self.slots.iter().map(|slot| slot.operation.staging_bytes()).sum();
         of_operations + self.transfers.gpu_messages.spare_bytes()
-    }
-
-    /// Returns whether the links could be dropped without losing anything that was reported done.
-    pub(crate) fn is_flushed(&self) -> bool {
-        self.links.is_flushed()
     }
 
     /// Tells the links that the owner is about to sleep, and returns how. See [`kolo_transport::Endpoint::arm`].
@@ -512,7 +491,7 @@ impl Engine {
         unsafe { self.links.lend(job.lent) };
         // SAFETY: the caller's promise, passed on.
         let result = unsafe { entry.operation.start(job, &mut self.links, &mut self.copies) };
-        if entry.operation.is_staged() {
+        if entry.operation.uses_stage() {
             self.staged.push(slot);
         }
         result
@@ -571,7 +550,7 @@ impl Engine {
     fn over(&mut self, slot: u16) {
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Done;
-        if entry.operation.is_staged() {
+        if entry.operation.uses_stage() {
             self.staged.retain(|staged| *staged != slot);
         }
         self.links.reclaim(std::mem::take(&mut entry.lent));

@@ -17,7 +17,8 @@ use kolo_transport::{
     Stage, Token,
 };
 
-use super::{Buffers, Engine, GROUPS, Id, Job, Kind, Links, Mode, TransferJob};
+use super::{Buffers, Engine, GROUPS, Id, Job, Kind, Links, TransferJob};
+use crate::call::Form;
 use crate::reduce::kernel;
 use crate::types::{DataType, ReduceOp};
 
@@ -40,9 +41,9 @@ struct Memory {
 fn a_transport_that_cannot_look_ahead_is_named() {
     let endpoint: Box<dyn Endpoint> = Box::new(Memory::new(0, Arc::default()));
     let engine = Engine::new(0, Links::new(vec![endpoint], [None, Some(0)]), 64, 0);
-    assert_eq!(engine.without_probing(), Some("memory"));
+    assert_eq!(engine.links().without_probing(), Some("memory"));
     let engine = Engine::new(0, Links::new(Vec::new(), [None]), 64, 0);
-    assert_eq!(engine.without_probing(), None, "a rank alone has only itself to receive from");
+    assert_eq!(engine.links().without_probing(), None, "a rank alone has only itself to receive from");
 }
 
 #[test]
@@ -314,7 +315,7 @@ fn all_reduce(algorithm: Algorithm, ranks: u32, count: usize, op: ReduceOp, expe
                 };
                 let job = job(algorithm, &task, rank as u32, count, buffers, op);
                 // SAFETY: the vectors outlive the run.
-                vec![unsafe { engines[rank].start(job, Mode::Blocking) }]
+                vec![unsafe { engines[rank].start(job, Form::Blocking) }]
             })
             .collect();
         run(&mut engines, &ids, u64::from(ranks) << 20 | count as u64);
@@ -374,7 +375,7 @@ fn many_operations_progress_together_and_in_order() {
             let mut job = job(Algorithm::Ring, &task, rank as u32, count, buffers, ReduceOp::Sum);
             job.keep = Some(Box::new(rank));
             // SAFETY: the vectors outlive the run.
-            ids[rank].push(unsafe { engine.start(job, Mode::Asynchronous) });
+            ids[rank].push(unsafe { engine.start(job, Form::Started) });
         }
     }
     run(&mut engines, &ids, 42);
@@ -404,7 +405,7 @@ fn calls_that_are_over_at_once_may_be_queued_in_any_number() {
             let buffers = Buffers { input: at, output: at };
             let job = job(Algorithm::Ring, &task, rank as u32, count, buffers, ReduceOp::Max);
             // SAFETY: the vectors outlive the run. The calls that share one write the same values.
-            ids[rank].push(unsafe { engine.start(job, Mode::Asynchronous) });
+            ids[rank].push(unsafe { engine.start(job, Form::Started) });
         }
     }
     // On a thread with the stack of a helper.
@@ -427,7 +428,7 @@ fn an_operation_stays_done_when_its_slot_serves_another() {
         let buffers = Buffers { input: at, output: at };
         let job = job(Algorithm::Ring, &task, 0, 10, buffers, ReduceOp::Sum);
         // SAFETY: the vector outlives the engine.
-        unsafe { engine.start(job, Mode::Blocking) }
+        unsafe { engine.start(job, Form::Blocking) }
     };
     let slot = |id: Id| match id {
         Id::Operation { slot, .. } | Id::Transfer { slot, .. } => slot,
@@ -469,7 +470,7 @@ fn a_message_of_another_call_is_a_failure_that_names_the_peer() {
         let mut job = job(Algorithm::Ring, &task, rank as u32, 100, buffers, ReduceOp::Sum);
         job.tag = tag;
         // SAFETY: the vectors outlive the run.
-        unsafe { engines[rank].start(job, Mode::Blocking) };
+        unsafe { engines[rank].start(job, Form::Blocking) };
     }
     for rank in [0, 1] {
         while engines[rank].progress() && engines[rank].failure().is_none() {}

@@ -3,8 +3,6 @@
 pub(crate) mod compiled;
 mod queue;
 
-use kolo_transport::StageMismatch;
-
 use compiled::CompiledExchange;
 use queue::Queue;
 
@@ -14,9 +12,6 @@ pub(crate) struct Exchange {
     pub(crate) compiled: CompiledExchange,
     queue: Queue,
 }
-
-/// A member made another call.
-pub(crate) type Mismatch = StageMismatch;
 
 impl Exchange {
     pub(crate) fn new(compiled: CompiledExchange) -> Self {

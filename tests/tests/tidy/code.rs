@@ -79,6 +79,48 @@ fn the_environment_is_read_in_listed_files() {
         .compare("The environment is read in config and join (STYLE, Code 7; environment.txt)", &found);
 }
 
+#[test]
+fn state_of_the_process_is_in_listed_files() {
+    let changes = ["Mutex", "RwLock", "Cell", "RefCell", "OnceLock", "Once"];
+    let is_state = |line: &&String| {
+        let global =
+            line.trim_start_matches("pub(crate) ").trim_start_matches("pub ").strip_prefix("static ");
+        global.is_some_and(|global| {
+            global.contains("Atomic") || changes.iter().any(|word| has_word(global, word))
+        })
+    };
+    let mut found = BTreeMap::new();
+    for source in source::product().into_iter().filter(|source| !source.path.starts_with("bindings/")) {
+        if let Some(line) = source.product().iter().find(is_state) {
+            found.insert(source.path.clone(), line.clone());
+        }
+    }
+    List::read("globals.txt")
+        .with_reasons()
+        .compare("No global mutable state, except of the process (STYLE, Code 8; globals.txt)", &found);
+}
+
+/// A comparison with a name misses the transport that is added next.
+#[test]
+fn the_runtime_asks_for_features_of_transports() {
+    let mut found = Vec::new();
+    for source in source::product().into_iter().filter(|source| source.path.starts_with("runtime/")) {
+        let lines = source.product().iter().enumerate().filter(|(_, line)| compares_transport(line));
+        found.extend(lines.map(|(at, _)| format!("{}, line {}", source.path, at + 1)));
+    }
+    assert!(
+        found.is_empty(),
+        "The runtime asks for `Features` and `Caps` (CONTRIBUTING). Not so: {found:#?}"
+    );
+}
+
+/// Returns whether a line compares a transport with a literal, which is blanked out.
+fn compares_transport(line: &str) -> bool {
+    let is_value = |text: &str| text.starts_with(|c: char| c.is_alphanumeric() || "_*&(".contains(c));
+    let is_literal = |after: &str| !is_value(after.trim_start()) || after.trim_start().starts_with("&&");
+    ["transport ==", "transport !="].iter().any(|words| line.split(words).skip(1).any(is_literal))
+}
+
 /// Returns functions by name with their lines, as rustfmt lays them out: from `fn` to the brace at the same
 /// indentation.
 fn functions(source: &Source) -> Vec<(String, usize)> {
@@ -143,4 +185,11 @@ fn a_function_is_measured_from_its_name_to_its_brace() {
     let source = Source { path: String::new(), product_lines: lines.len(), lines };
     assert_eq!(functions(&source), [("long".to_owned(), 5)]);
     assert!(has_word("unsafe { x }", "unsafe") && !has_word("unsafe_code", "unsafe"));
+}
+
+#[test]
+fn comparisons_of_transports_with_literals_are_seen() {
+    let seen = |text: &str| compares_transport(&source::without_comments_and_strings(text));
+    assert!(seen("if route.transport == \"shm\" && x {") && seen("find(|r| r.transport != \"tcp\")"));
+    assert!(!seen("route.transport == name") && !seen("r.transport == *name") && !seen("transport: \"shm\""));
 }

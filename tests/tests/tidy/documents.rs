@@ -204,7 +204,7 @@ const READERS: [&str; 4] = [
     "runtime/src/config.rs",
     "runtime/src/join/env.rs",
     "runtime/src/api/builder.rs",
-    "runtime/src/communicator/survivors.rs",
+    "runtime/src/config/elastic.rs",
 ];
 
 /// Returns the `KOLO_*` variables that stand in a text between two marks.
@@ -265,6 +265,32 @@ fn references_of_comments_lead_somewhere() {
     assert!(broken.is_empty(), "Comments that refer to missing sections:\n{}", broken.join("\n"));
 }
 
+/// Returns the modules that a file declares, without those for tests.
+fn declared(text: &str) -> Vec<&str> {
+    let lines: Vec<&str> = text.lines().collect();
+    let modules = (0..lines.len()).filter(|at| *at == 0 || !lines[at - 1].starts_with("#[cfg("));
+    let name =
+        |at: usize| lines[at].strip_suffix(';')?.trim_start_matches("pub(crate) ").strip_prefix("mod ");
+    modules.filter_map(name).collect()
+}
+
+#[test]
+fn tables_of_files_are_complete() {
+    let (mut tables, mut missing) = (0, Vec::new());
+    for path in
+        ["collectives", "membership", "runtime", "transport"].into_iter().flat_map(crate::source::paths)
+    {
+        let text = fs::read_to_string(root().join(&path)).expect("the file can be read");
+        let Some((_, table)) = text.split_once("//! | file | contents |") else { continue };
+        let rows: String = table.lines().skip(1).take_while(|line| line.starts_with("//! |")).collect();
+        tables += 1;
+        let lacks = |module: &&str| !rows.contains(&format!("`{module}`"));
+        missing.extend(declared(&text).into_iter().filter(lacks).map(|module| format!("{path}: {module}")));
+    }
+    assert!(tables > 1, "tables are found");
+    assert!(missing.is_empty(), "Modules that the table above them lacks:\n{}", missing.join("\n"));
+}
+
 #[test]
 fn the_rules_for_documents_see_what_they_look_for() {
     assert_eq!(anchor("## What is in it?"), "what-is-in-it");
@@ -276,6 +302,7 @@ fn the_rules_for_documents_see_what_they_look_for() {
     assert!(
         !begins_with_a_clause("What happens when a peer dies?") && !begins_with_a_clause("A rank waits.")
     );
+    assert_eq!(declared("mod a;\npub(crate) mod b;\n#[cfg(test)]\nmod c;\nmod d {"), ["a", "b"]);
     let text = "/// One two\n/// three. Who\n/// acts.\nfn f() {} // no\n    // - Four.\n    // - Five\n/// ```\n/// // What code\n/// ```";
     let paragraphs = ["One two three. Who acts.", "Four.", "Five"].map(str::to_owned);
     assert!(comments(text).into_iter().map(|(_, paragraph)| paragraph).eq(paragraphs));

@@ -6,7 +6,7 @@
 //! | `options` | the options, and the staging budget that follows from them |
 //! | `host`, `address`, `hello` | which ranks are on this host, how they find each other, and how they identify themselves |
 //! | `establish`, `arena`, `board` | the memory that a local group shares: doorbells, abort word, areas of exchanges |
-//! | `endpoint`, `progress`, `link`, `peer`, `pending` | posts and polls; links, which are made on first use and may break |
+//! | `endpoint`, `posts`, `progress`, `link`, `peer`, `pending` | posts and polls; links, which are made on first use and may break |
 //! | `lane`, `recv_lane`, `cursor` | messages that wait on a channel |
 //! | `copier`, `copy` | copies into memory that others read, and copies past the caches |
 //! | `segment`, `ring`, `producer` | one sender's memory for one receiver, and the ring of each channel in it |

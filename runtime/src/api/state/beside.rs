@@ -8,10 +8,9 @@ use sha2::{Digest, Sha256};
 use super::orders::{Found, Orders};
 use super::{CHUNK_BYTES, Hash, Part, Shared, State, describe, digest};
 use crate::api::{Communicator, Survivors};
-use crate::communicator::NEWCOMER;
 use crate::config::check_unicode;
 use crate::control::{Fetcher, Invitation, Job, News, Requests, Snapshot};
-use crate::error::{Error, ErrorContext, JoinFailure, Result};
+use crate::error::{Error, ErrorContext, JoinFailure, NEWCOMER, Result};
 use crate::job::deadline_after;
 use crate::join::{JoinSpec, process_environment};
 
@@ -205,6 +204,5 @@ impl Fetch<'_> {
 }
 
 fn usage(problem: String) -> Error {
-    let context = ErrorContext { rank: NEWCOMER, operation: "fetch".to_owned(), sequence: 0 };
-    Error::Usage { context, problem }
+    Error::Usage { context: ErrorContext::unnumbered(NEWCOMER, "fetch"), problem }
 }

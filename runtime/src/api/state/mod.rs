@@ -37,9 +37,8 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::Communicator;
-use crate::communicator::NEWCOMER;
 use crate::control::{Hash, SnapshotServer};
-use crate::error::{Error, ErrorContext, Result};
+use crate::error::{Error, NEWCOMER, Result};
 use crate::job::Cookie;
 use crate::types::{Element, ReduceOp, bytes_of_mut};
 use schedule::{Delivery, batches, deliveries, hasher};
@@ -233,8 +232,7 @@ fn describe(parts: &[Part<'_>], chunk_bytes: usize) -> Vec<String> {
 }
 
 fn usage(comm: &Communicator, problem: String) -> Error {
-    let context = ErrorContext { rank: comm.rank(), operation: "share".to_owned(), sequence: 0 };
-    Error::Usage { context, problem }
+    comm.usage("share", problem)
 }
 
 /// One call of [`State::share`] in which some ranks lack the state.

@@ -9,10 +9,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::listener::{ConnectError, ListenerAddress, Locality};
-use crate::control::connect::dial;
 use crate::control::coordinator::BoxedStream;
-use crate::control::handshake::{Credentials, Rejection, greet_member};
-use crate::control::stream;
+use crate::control::dial::{Unopened, Whom, open};
+use crate::control::handshake::{Credentials, Rejection};
 use crate::job::limits::MAX_LISTENER_ADDRESSES;
 
 /// Time between the starts of attempts on several addresses.
@@ -129,31 +128,23 @@ async fn attempt(
     patience: Duration,
 ) -> Result<BoxedStream, ConnectError> {
     let silent = |what: &str| ConnectError::Silent(format!("{address}: {what}"));
-    let mut stream = match tokio::time::timeout(patience, dial(address)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            return Err(ConnectError::Refused(format!("{address} refuses connections")));
+    open(address, Whom::Member, credentials, (patience, patience)).await.map_err(|unopened| match unopened {
+        Unopened::System(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            ConnectError::Refused(format!("{address} refuses connections"))
         }
-        Ok(Err(error)) => return Err(silent(&error.to_string())),
-        Err(_) => return Err(silent("no answer")),
-    };
-    if stream.local_addr().ok() == stream.peer_addr().ok() {
-        // The kernel may choose a port without a listener as the connection's own.
-        return Err(ConnectError::Refused(format!("nothing is listening on {address}")));
-    }
-    let _ = stream.set_nodelay(true);
-    match tokio::time::timeout(patience, greet_member(&mut stream, credentials)).await {
-        Ok(Ok(keys)) => Ok(stream::boxed(stream, keys.as_ref())),
-        Ok(Err(Rejection::Misfit { problem, remedy })) => {
-            Err(ConnectError::Misfit { problem: format!("{address}: {problem}"), remedy })
+        Unopened::System(error) => silent(&error.to_string()),
+        Unopened::Silent => silent("no answer"),
+        Unopened::Itself => ConnectError::Refused(format!("nothing is listening on {address}")),
+        Unopened::Rejected(Rejection::Misfit { problem, remedy }) => {
+            ConnectError::Misfit { problem: format!("{address}: {problem}"), remedy }
         }
         // The listener would know its own key.
-        Ok(Err(Rejection::OtherJob(cause))) => {
-            Err(ConnectError::Refused(format!("another process has {address} now ({cause})")))
+        Unopened::Rejected(Rejection::OtherJob(cause)) => {
+            ConnectError::Refused(format!("another process has {address} now ({cause})"))
         }
-        Ok(Err(Rejection::Foreign(cause))) => Err(silent(&cause)),
-        Err(_) => Err(silent("it accepts connections but says nothing")),
-    }
+        Unopened::Rejected(Rejection::Foreign(cause)) => silent(&cause),
+        Unopened::Mute => silent("it accepts connections but says nothing"),
+    })
 }
 
 #[cfg(test)]

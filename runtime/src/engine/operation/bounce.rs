@@ -22,10 +22,10 @@ use crate::reduce::scale;
 pub(super) fn bounced(job: &Job) -> Bounced {
     let has_input = |plan: &Plan| Memory::of(plan).input_blocks() > 0;
     let is_scaled = job.premultiply.is_some() && has_input(&job.plan);
-    let is_staged = job.gpus.access == AdapterAccess::Staged;
+    let bounces = job.gpus.access == AdapterAccess::Staged;
     Bounced {
-        input: is_scaled || (is_staged && job.gpus.input.is_some()),
-        output: is_staged && job.gpus.output.is_some(),
+        input: is_scaled || (bounces && job.gpus.input.is_some()),
+        output: bounces && job.gpus.output.is_some(),
     }
 }
 

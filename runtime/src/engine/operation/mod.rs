@@ -226,7 +226,7 @@ impl Operation {
     }
 
     /// Returns whether the operation uses the stage.
-    pub(crate) fn is_staged(&self) -> bool {
+    pub(crate) fn uses_stage(&self) -> bool {
         self.binding.as_ref().is_some_and(|binding| binding.plan.stage.is_some())
     }
 
