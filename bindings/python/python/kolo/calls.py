@@ -67,7 +67,8 @@ class Calls:
         ranks = self.world_size
         count = from_.count if collective in (ALL_GATHER, GATHER) else to.count
         if collective == ALL_TO_ALL:
-            count = from_.count // ranks
+            # Whole elements of the user's, which may be several of Kolo's.
+            count = from_.elements // ranks * from_.units
         needs_from = count if collective in (ALL_GATHER, GATHER) else count * ranks
         needs_to = count if collective in (REDUCE_SCATTER, SCATTER) else count * ranks
         self._expect("the input", from_, needs_from)

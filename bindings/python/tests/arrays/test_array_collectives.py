@@ -119,6 +119,20 @@ def test_reduce_reduce_scatter_and_prefixes(ranks):
     run(ranks, body)
 
 
+@pytest.mark.parametrize("started", [False, True])
+def test_elements_are_never_divided(started):
+    def body(comm):
+        for x in (np.ones(3, "c8"), np.ones(3, "M8[s]"), np.ones(3, [("a", "i4"), ("b", "i4")]), np.ones(1, np.longdouble), np.ones(3)):
+            for out in (None, np.zeros_like(x)):
+                with pytest.raises(kolo.Usage, match=f"the input has {x.size} elements, but must have {x.size - 1}"):
+                    comm.all_to_all_start(x, out) if started else comm.all_to_all(x, out)
+            pair = np.concatenate([x[:1], np.zeros_like(x[:1])])
+            got = comm.all_to_all_start(pair).wait() if started else comm.all_to_all(pair)
+            assert np.array_equal(got, pair[[comm.rank] * 2]), x.dtype
+
+    run(2, body)
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 def test_uneven_blocks(ranks):
     def body(comm):

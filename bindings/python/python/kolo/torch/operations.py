@@ -125,11 +125,13 @@ class Collectives:
         _, sent = moved_as(source)
         ranks = self._engine.comm.world_size
         if not output_split_sizes and not input_split_sizes:
-            if sent != received or sent % ranks:
+            if sent != received:
                 raise Usage(
-                    f"all_to_all_single: an input of {input.numel()} and an output of {output.numel()} elements are not "
-                    f"{ranks} equal blocks each; give split sizes"
+                    f"all_to_all_single: an input of {input.numel()} and an output of {output.numel()} elements do not "
+                    "have equal blocks; give split sizes"
                 )
+            _expect_even("input", source, ranks)
+            _expect_even("output", room, ranks)
             arguments = (ALL_TO_ALL, source.data_ptr(), room.data_ptr(), sent // ranks, kind, SUM, 1.0, 0)
             return self._engine.collective(
                 "all_to_all", arguments, _options(opts), (source, room), [output], after, [input]
@@ -336,17 +338,32 @@ def _spread(room, outputs):
 
 def _split_counts(what: str, tensor, count: int, sizes, ranks: int) -> list[int]:
     """Converts torch's split sizes, which are along the first axis, to Kolo's counts."""
-    rows = tensor.size(0) if tensor.dim() else 0
     if not sizes:
-        if rows % ranks:
-            raise Usage(f"all_to_all_single: the {what} has {rows} rows, which are not {ranks} equal blocks")
+        _expect_even(what, tensor, ranks)
         return [count // ranks] * ranks
+    rows = _rows(what, tensor)
     if len(sizes) != ranks or sum(sizes) != rows:
         raise Usage(
             f"all_to_all_single: {what} split sizes {list(sizes)} must be {ranks} numbers that add up to the {rows} rows"
         )
     row = count // rows if rows else 0
     return [size * row for size in sizes]
+
+
+def _expect_even(what: str, tensor, ranks: int) -> None:
+    """Expects equal blocks of whole rows, as torch does: a block that ends inside a row, or even inside a complex number, would give
+    its parts to different ranks."""
+    rows = _rows(what, tensor)
+    if rows % ranks:
+        raise Usage(
+            f"all_to_all_single: the {what} has {rows} rows, which are not {ranks} equal blocks; give split sizes"
+        )
+
+
+def _rows(what: str, tensor) -> int:
+    if not tensor.dim():
+        raise Usage(f"all_to_all_single: the {what} has no dimension, along which its blocks would lie")
+    return tensor.size(0)
 
 
 def _unfit(name: str, long: str, many, short: str, one, ranks: int) -> Usage:
