@@ -47,7 +47,7 @@ class Calls:
         out = buffer if in_place else out
         input = self._find("the buffer", buffer, in_place)
         output = input if in_place else self._find("out", out, True)
-        number = operator(op)
+        number = operator(op, factor)
         if collective != BROADCAST:
             input.check_op(number)
         if input.count != output.count or input.type != output.type:
@@ -61,7 +61,7 @@ class Calls:
         self, collective: int, input, out, op: str = "sum", factor: float = 1.0, root: int = 0
     ) -> tuple[Call, object]:
         from_, to = self._find("the input", input, False), self._find("out", out, True)
-        number = operator(op)
+        number = operator(op, factor)
         if collective == REDUCE_SCATTER:
             from_.check_op(number)
         ranks = self.world_size
@@ -118,7 +118,7 @@ class Calls:
         """
         from_ = NOTHING if input is None else self._find("the input", input, False)
         to = NOTHING if out is None else self._find("out", out, True)
-        number = operator(op)
+        number = operator(op, factor)
         if collective == REDUCE_SCATTER:
             from_.check_op(number)
         if from_ is not NOTHING and to is not NOTHING:

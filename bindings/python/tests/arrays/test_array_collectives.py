@@ -133,6 +133,31 @@ def test_elements_are_never_divided(started):
     run(2, body)
 
 
+@pytest.mark.parametrize("op", ["sum", np.add, "avg", "max"])
+def test_a_factor_that_would_not_be_used_is_refused(op):
+    def body(comm):
+        x, whole = np.ones(2), np.ones(4)
+        calls = [
+            lambda: comm.all_reduce(x, op, factor=0.5),
+            lambda: comm.reduce(x, op, factor=0.5),
+            lambda: comm.reduce_scatter(whole, x, op, factor=0.5),
+        ]
+        if not callable(op):
+            calls += [
+                lambda: comm.all_reduce_start(x, op, factor=0.5),
+                lambda: comm.reduce_start(x, op, factor=0.5),
+                lambda: comm.reduce_scatter_start(whole, x, op, factor=0.5),
+                lambda: comm.reduce_scatter_v(whole, x, [2, 2], op, factor=0.5),
+                lambda: comm.reduce_scatter_v_start(whole, x, [2, 2], op, factor=0.5),
+            ]
+        for call in calls:
+            with pytest.raises(kolo.Usage, match="factor is 0.5, but only the operator 'premul_sum'"):
+                call()
+        assert comm.all_reduce(x, op, factor=1.0) is x and comm.all_reduce(x, op, factor=1) is x
+
+    run(2, body)
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 def test_uneven_blocks(ranks):
     def body(comm):
