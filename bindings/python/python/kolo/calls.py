@@ -8,7 +8,7 @@ from operator import index
 from . import _kolo, memory
 from .errors import Usage
 from .memory import NOTHING, Memory
-from .numbers import ALL_GATHER, ALL_TO_ALL, BARRIER, BROADCAST, GATHER, REDUCE_SCATTER, SCATTER, SUM
+from .numbers import ALL_GATHER, ALL_TO_ALL, BARRIER, BROADCAST, GATHER, REDUCE, REDUCE_SCATTER, SCATTER, SUM
 from .work import Call, Work, operator, started
 
 #: The number of elements in each rank's block.
@@ -45,8 +45,12 @@ class Calls:
     def _vector(self, collective: int, buffer, out, op: str, factor: float, root: int = 0) -> tuple[Call, object]:
         in_place = out is None or out is buffer
         out = buffer if in_place else out
-        input = self._find("the buffer", buffer, in_place)
-        output = input if in_place else self._find("out", out, True)
+        # The other ranks of a reduce only read. But the root refuses a scalar, and mostly runs the same line.
+        writes = collective != REDUCE or self.rank == root
+        if in_place:
+            memory.refuse_scalar("the buffer", buffer)
+        input = self._find("the buffer", buffer, in_place and writes)
+        output = input if in_place else self._find("out", out, writes)
         number = operator(op, factor)
         if collective != BROADCAST:
             input.check_op(number)
@@ -55,7 +59,7 @@ class Calls:
                 f"the input has {input.elements} elements of '{input.name}', but out has {output.elements} of "
                 f"'{output.name}'; they must agree"
             )
-        return Call(collective, input, output, input.count, number, factor, root), out
+        return Call(collective, input, output if writes else NOTHING, input.count, number, factor, root), out
 
     def _blocks(
         self, collective: int, input, out, op: str = "sum", factor: float = 1.0, root: int = 0

@@ -153,7 +153,8 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         return out
 
     def reduce(self, buffer, op: str = "sum", root: int = 0, *, out=None, factor: float = 1.0):
-        """As :meth:`all_reduce`, but only rank ``root`` gets the result; the other ranks' ``out`` is not touched."""
+        """As :meth:`all_reduce`, but only rank ``root`` gets the result; the other ranks' buffer and ``out`` are not touched, and may be
+        read-only."""
         if callable(op):
             check_no_factor(op, factor)
             return operators.reduce(self, buffer, op, root, out)

@@ -116,10 +116,7 @@ def find(what: str, obj: object, writable: bool, comm: _kolo.Comm) -> Memory:
     if numpy is not None and isinstance(obj, numpy.generic):
         # The interface of a NumPy scalar describes a copy of its value.
         if writable:
-            raise Usage(
-                f"{what} is a numpy.{type(obj).__name__}, a value that cannot be changed in place; pass numpy.asarray(x), which "
-                "then holds the result and is returned"
-            )
+            refuse_scalar(what, obj)
         obj = numpy.asarray(obj)
     interface = getattr(obj, "__array_interface__", None)
     if interface is not None:
@@ -139,6 +136,16 @@ def find(what: str, obj: object, writable: bool, comm: _kolo.Comm) -> Memory:
     if lends:
         return _from_dlpack(what, obj, writable, comm)
     return _from_buffer(what, obj, writable)
+
+
+def refuse_scalar(what: str, obj: object) -> None:
+    """Refuses a scalar of NumPy in the place of a buffer that the call is to change."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(obj, numpy.generic):
+        raise Usage(
+            f"{what} is a numpy.{type(obj).__name__}, a value that cannot be changed in place; pass numpy.asarray(x), which "
+            "then holds the result and is returned"
+        )
 
 
 def _staged(what: str, obj, writable: bool, numpy) -> Memory:

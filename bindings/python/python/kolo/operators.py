@@ -31,7 +31,7 @@ def all_reduce(comm: Communicator, buffer, op: Operator, out):
 
 def reduce(comm: Communicator, buffer, op: Operator, root: int, out):
     """See :meth:`kolo.Communicator.reduce`."""
-    values, out = _vector(buffer, out)
+    values, out = _vector(buffer, out, comm.rank == root)
     if values.nbytes <= _SHORT_BYTES:
         parts = comm.gather(_bytes(values), root=root)
         if comm.rank == root:
@@ -107,8 +107,10 @@ def _fold(comm: Communicator, op: Operator, rows):
         raise
 
 
-def _vector(buffer, out) -> tuple:
-    """Returns the input as one contiguous row, and the array for the result."""
+def _vector(buffer, out, writes: bool = True) -> tuple:
+    """Returns the input as one contiguous row, and the array for the result, which need not be writable if nothing is to be written."""
+    import numpy
+
     values = _array("the buffer", buffer)
     out = values if out is None else _array("out", out)
     if out.size != values.size or out.dtype != values.dtype:
@@ -116,9 +118,9 @@ def _vector(buffer, out) -> tuple:
             f"the input has {values.size} elements of '{values.dtype}', but out has {out.size} of '{out.dtype}'; they must "
             "agree"
         )
-    if not out.flags.writeable:
+    if writes and not out.flags.writeable:
         raise Usage("out is read-only; pass another array")
-    return values.reshape(-1), out
+    return numpy.ascontiguousarray(values).reshape(-1), out
 
 
 def _array(what: str, obj):

@@ -158,6 +158,33 @@ def test_a_factor_that_would_not_be_used_is_refused(op):
     run(2, body)
 
 
+@pytest.mark.parametrize("length", [3, 100_000])
+@pytest.mark.parametrize(("op", "started"), [("sum", False), ("sum", True), (np.add, False)])
+def test_only_the_root_of_a_reduce_is_written(op, started, length):
+    def body(comm):
+        def reduce(*arguments, **named):
+            return comm.reduce_start(*arguments, **named).wait() if started else comm.reduce(*arguments, **named)
+
+        is_root = comm.rank == 0
+        mine = np.ones(length) if is_root else np.frombuffer(np.ones(length).tobytes())
+        assert reduce(mine, op) is mine and np.all(mine == (2 if is_root else 1))
+        x, out = np.ones(length), np.zeros(length)
+        out.flags.writeable = is_root
+        assert reduce(x, op, out=out) is out
+        assert np.all(out == (2 if is_root else 0)) and np.all(x == 1)
+        apart = np.ones(2 * length)[::2]
+        assert reduce(apart, op) is apart and np.all(apart == (2 if is_root else 1))
+        if not callable(op):
+            text = bytearray(b"abc") if is_root else b"\1\1\1"
+            assert reduce(text, op) == (b"bcd" if is_root else b"\1\1\1")
+        frozen = np.frombuffer(bytes(24))
+        with pytest.raises(kolo.Usage, match="read-only"):
+            reduce(frozen, op, comm.rank)
+        comm.barrier()
+
+    run(2, body)
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 def test_uneven_blocks(ranks):
     def body(comm):
