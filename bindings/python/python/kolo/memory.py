@@ -148,6 +148,12 @@ def refuse_scalar(what: str, obj: object) -> None:
         )
 
 
+def is_native(dtype) -> bool:
+    """Returns whether Kolo has the type of a NumPy array, so that the tags of calls tell it from other types."""
+    _, _, ops = _TYPES.get(dtype.str[1:], (U8, 0, _NO_OPS))
+    return ops is None and dtype.isnative
+
+
 def _staged(what: str, obj, writable: bool, numpy) -> Memory:
     """Copies the array in the order of its indices, since ranks may store their arrays in different orders."""
     if writable and not obj.flags.writeable:
