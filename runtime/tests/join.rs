@@ -324,6 +324,21 @@ fn another_job_at_the_port_is_waited_out() {
 }
 
 #[test]
+fn a_rank_that_has_left_waits_until_rank_0_begins_the_next_job() {
+    let port = free_port();
+    let zero = start(tcp(0, 2, port));
+    let one = finish(start(tcp(1, 2, port))).unwrap();
+    let zero = finish(zero).unwrap();
+    drop(one);
+    let early = problem(finish(start(JoinSpec { timeout: SHORT, ..tcp(1, 2, port) })));
+    assert!(early.contains("within 0.4 s") && early.contains("and rank 0 has not yet"), "{early}");
+    let one = start(tcp(1, 2, port));
+    drop(zero);
+    let zero = finish(start(tcp(0, 2, port))).unwrap();
+    use_and_leave(vec![zero, finish(one).unwrap()]);
+}
+
+#[test]
 fn ranks_join_by_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("job");

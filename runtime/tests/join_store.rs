@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kolo::internal::control::{Control, ControlRuntime, ExchangeKey};
@@ -109,21 +110,20 @@ fn torchrun(rank: u32, port: u16, restart: u32) -> JoinSpec {
 }
 
 fn join_and_leave(specs: Vec<JoinSpec>) {
-    let threads: Vec<_> = specs
-        .into_iter()
-        .map(|spec| {
-            std::thread::spawn(move || {
-                let control = Control::join(&spec, &ControlRuntime::new().unwrap()).unwrap();
-                let key = ExchangeKey { communicator: 1, round: 0 };
-                let blobs =
-                    control.exchange(key, &[0, 1, 2], vec![spec.rank as u8], Instant::now() + LONG).unwrap();
-                assert_eq!(blobs, [[0], [1], [2]]);
-            })
-        })
-        .collect();
+    let threads: Vec<_> = specs.into_iter().map(join_and_meet).collect();
     for thread in threads {
         thread.join().unwrap();
     }
+}
+
+/// Joins on a thread of its own, exchanges messages with the other two ranks, and leaves.
+fn join_and_meet(spec: JoinSpec) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let control = Control::join(&spec, &ControlRuntime::new().unwrap()).unwrap();
+        let key = ExchangeKey { communicator: 1, round: 0 };
+        let blobs = control.exchange(key, &[0, 1, 2], vec![spec.rank as u8], Instant::now() + LONG).unwrap();
+        assert_eq!(blobs, [[0], [1], [2]]);
+    })
 }
 
 #[test]
@@ -141,6 +141,23 @@ fn torchruns_ranks_meet_in_its_store_and_again_after_a_restart() {
             && keys.contains(&"/kolo/run/1/coordinator".to_owned()),
         "{keys:?}"
     );
+}
+
+#[test]
+fn a_worker_that_comes_again_waits_until_rank_0_has_left_the_job_before() {
+    let (_, port) = Store::start();
+    let start =
+        |spec: JoinSpec| std::thread::spawn(move || Control::join(&spec, &ControlRuntime::new().unwrap()));
+    let [zero, one, two] = [0, 1, 2].map(|rank| start(torchrun(rank, port, 0)));
+    let [zero, one, two] = [zero, one, two].map(|joining| joining.join().unwrap().unwrap());
+    drop(one);
+    let early =
+        start(JoinSpec { timeout: AMPLE, ..torchrun(1, port, 0) }).join().unwrap().unwrap_err().to_string();
+    assert!(early.contains("and rank 0 has not yet"), "{early}");
+    let one = join_and_meet(torchrun(1, port, 0));
+    drop((two, zero));
+    join_and_leave(vec![torchrun(0, port, 0), torchrun(2, port, 0)]);
+    one.join().unwrap();
 }
 
 #[test]

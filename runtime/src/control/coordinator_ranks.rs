@@ -197,8 +197,9 @@ pub(crate) fn objection(
             remedy,
             matches!(phase, Phase::Gathering { .. }) && present.claim(settings.liveness.heartbeat, now),
         ),
+        // Its process may be joining the next job already, whose coordinator takes this one's place once rank 0 has left too.
         RankState::Departed => {
-            refuse(format!("{newcomer}: this rank has already left the job"), remedy, false)
+            refuse(format!("{newcomer}: this rank has left this job, and rank 0 has not yet"), remedy, true)
         }
         RankState::Lost { loss } => {
             refuse(format!("{newcomer}: this rank was already lost ({loss})"), remedy, false)

@@ -174,8 +174,12 @@ impl CoordinatorState {
     ) {
         let who = describe(&hello.peer);
         if let Some(refusal) = objection(&self.settings, &mut self.states, self.phase, &hello, now) {
-            let present = self.states.get(hello.peer.rank as usize).and_then(RankState::present);
-            if present.is_some_and(|present| present.is_contested(self.settings.liveness.heartbeat)) {
+            let may_come_again = match self.states.get(hello.peer.rank as usize) {
+                Some(RankState::Present(present)) => present.is_contested(self.settings.liveness.heartbeat),
+                Some(RankState::Departed) => true,
+                _ => false,
+            };
+            if may_come_again {
                 tracing::debug!(who, problem = refusal.problem, "a process is to try again");
             } else {
                 tracing::warn!(who, problem = refusal.problem, "a process was refused");

@@ -8,7 +8,7 @@ from operator import index
 from . import _kolo, memory
 from .errors import Usage
 from .memory import NOTHING, Memory
-from .numbers import ALL_GATHER, ALL_TO_ALL, BARRIER, BROADCAST, GATHER, REDUCE_SCATTER, SCATTER, SUM
+from .numbers import ALL_GATHER, ALL_TO_ALL, BARRIER, BROADCAST, GATHER, REDUCE, REDUCE_SCATTER, SCATTER, SUM
 from .work import Call, Work, operator, started
 
 #: The number of elements in each rank's block.
@@ -45,9 +45,13 @@ class Calls:
     def _vector(self, collective: int, buffer, out, op: str, factor: float, root: int = 0) -> tuple[Call, object]:
         in_place = out is None or out is buffer
         out = buffer if in_place else out
-        input = self._find("the buffer", buffer, in_place)
-        output = input if in_place else self._find("out", out, True)
-        number = operator(op)
+        # The other ranks of a reduce only read. But the root refuses a scalar, and mostly runs the same line.
+        writes = collective != REDUCE or self.rank == root
+        if in_place:
+            memory.refuse_scalar("the buffer", buffer)
+        input = self._find("the buffer", buffer, in_place and writes)
+        output = input if in_place else self._find("out", out, writes)
+        number = operator(op, factor)
         if collective != BROADCAST:
             input.check_op(number)
         if input.count != output.count or input.type != output.type:
@@ -55,19 +59,20 @@ class Calls:
                 f"the input has {input.elements} elements of '{input.name}', but out has {output.elements} of "
                 f"'{output.name}'; they must agree"
             )
-        return Call(collective, input, output, input.count, number, factor, root), out
+        return Call(collective, input, output if writes else NOTHING, input.count, number, factor, root), out
 
     def _blocks(
         self, collective: int, input, out, op: str = "sum", factor: float = 1.0, root: int = 0
     ) -> tuple[Call, object]:
         from_, to = self._find("the input", input, False), self._find("out", out, True)
-        number = operator(op)
+        number = operator(op, factor)
         if collective == REDUCE_SCATTER:
             from_.check_op(number)
         ranks = self.world_size
         count = from_.count if collective in (ALL_GATHER, GATHER) else to.count
         if collective == ALL_TO_ALL:
-            count = from_.count // ranks
+            # Whole elements of the user's, which may be several of Kolo's.
+            count = from_.elements // ranks * from_.units
         needs_from = count if collective in (ALL_GATHER, GATHER) else count * ranks
         needs_to = count if collective in (REDUCE_SCATTER, SCATTER) else count * ranks
         self._expect("the input", from_, needs_from)
@@ -117,7 +122,7 @@ class Calls:
         """
         from_ = NOTHING if input is None else self._find("the input", input, False)
         to = NOTHING if out is None else self._find("out", out, True)
-        number = operator(op)
+        number = operator(op, factor)
         if collective == REDUCE_SCATTER:
             from_.check_op(number)
         if from_ is not NOTHING and to is not NOTHING:

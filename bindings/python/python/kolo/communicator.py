@@ -21,7 +21,7 @@ from .numbers import (
 )
 from .objects import Objects
 from .probing import Probing
-from .work import Call, Work, operator
+from .work import Call, Work, check_no_factor, operator
 
 
 class Communicator(Calls, Objects, Probing, _kolo.Base):
@@ -41,9 +41,9 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
     its buffers alive; do not touch them before :meth:`Work.wait` has returned.
 
     **Operators**: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"avg"``, ``"premul_sum"`` (every rank's values are first
-    multiplied by its ``factor``), ``"bit_and"``, ``"bit_or"``, ``"bit_xor"``, ``"logical_and"``, ``"logical_or"``,
-    ``"logical_xor"``. Types: bool, integers of 8, 16, 32 and 64 bits, float16, bfloat16, float32, float64. Complex numbers can be
-    summed; elements of all other types can be moved.
+    multiplied by its ``factor``, which no other operator takes), ``"bit_and"``, ``"bit_or"``, ``"bit_xor"``,
+    ``"logical_and"``, ``"logical_or"``, ``"logical_xor"``. Types: bool, integers of 8, 16, 32 and 64 bits, float16, bfloat16,
+    float32, float64. Complex numbers can be summed; elements of all other types can be moved.
 
     **Operators of your own** are functions ``op(a, b)`` in place of a name, in blocking calls on NumPy arrays of any type.
     ``op`` combines two arrays of one shape element by element, as NumPy's ufuncs do (``numpy.hypot``), and returns the result. It
@@ -115,6 +115,7 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
     def all_reduce(self, buffer, op: str = "sum", *, out=None, factor: float = 1.0):
         """Reduces the vectors of all ranks, element by element; every rank gets the result in ``out``, or in place."""
         if callable(op):
+            check_no_factor(op, factor)
             return operators.all_reduce(self, buffer, op, out)
         call, out = self._vector(ALL_REDUCE, buffer, out, op, factor)
         self._run(call)
@@ -152,8 +153,10 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
         return out
 
     def reduce(self, buffer, op: str = "sum", root: int = 0, *, out=None, factor: float = 1.0):
-        """As :meth:`all_reduce`, but only rank ``root`` gets the result; the other ranks' ``out`` is not touched."""
+        """As :meth:`all_reduce`, but only rank ``root`` gets the result; the other ranks' buffer and ``out`` are not touched, and may be
+        read-only."""
         if callable(op):
+            check_no_factor(op, factor)
             return operators.reduce(self, buffer, op, root, out)
         call, out = self._vector(REDUCE, buffer, out, op, factor, root)
         self._run(call)
@@ -215,6 +218,7 @@ class Communicator(Calls, Objects, Probing, _kolo.Base):
     def reduce_scatter(self, input, out, op: str = "sum", *, factor: float = 1.0):
         """Gives rank r the reduction of block r of all ranks. ``input`` has ``world_size`` times the elements of ``out``."""
         if callable(op):
+            check_no_factor(op, factor)
             return operators.reduce_scatter(self, input, op, out)
         call, out = self._blocks(REDUCE_SCATTER, input, out, op, factor)
         self._run(call)

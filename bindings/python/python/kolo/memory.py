@@ -116,10 +116,7 @@ def find(what: str, obj: object, writable: bool, comm: _kolo.Comm) -> Memory:
     if numpy is not None and isinstance(obj, numpy.generic):
         # The interface of a NumPy scalar describes a copy of its value.
         if writable:
-            raise Usage(
-                f"{what} is a numpy.{type(obj).__name__}, a value that cannot be changed in place; pass numpy.asarray(x), which "
-                "then holds the result and is returned"
-            )
+            refuse_scalar(what, obj)
         obj = numpy.asarray(obj)
     interface = getattr(obj, "__array_interface__", None)
     if interface is not None:
@@ -139,6 +136,22 @@ def find(what: str, obj: object, writable: bool, comm: _kolo.Comm) -> Memory:
     if lends:
         return _from_dlpack(what, obj, writable, comm)
     return _from_buffer(what, obj, writable)
+
+
+def refuse_scalar(what: str, obj: object) -> None:
+    """Refuses a scalar of NumPy in the place of a buffer that the call is to change."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(obj, numpy.generic):
+        raise Usage(
+            f"{what} is a numpy.{type(obj).__name__}, a value that cannot be changed in place; pass numpy.asarray(x), which "
+            "then holds the result and is returned"
+        )
+
+
+def is_native(dtype) -> bool:
+    """Returns whether Kolo has the type of a NumPy array, so that the tags of calls tell it from other types."""
+    _, _, ops = _TYPES.get(dtype.str[1:], (U8, 0, _NO_OPS))
+    return ops is None and dtype.isnative
 
 
 def _staged(what: str, obj, writable: bool, numpy) -> Memory:

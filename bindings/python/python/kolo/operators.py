@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .errors import Usage
+from .errors import Mismatch, Usage
+from .memory import is_native
 
 #: Type checkers treat this name as true. Importing it from ``typing`` would take longer than importing Kolo.
 TYPE_CHECKING = False
@@ -19,27 +20,31 @@ if TYPE_CHECKING:
 #: Up to this many bytes per vector, every rank gets all vectors and combines them; above, every rank combines a part of them.
 _SHORT_BYTES = 16 << 10
 
+_ALL_ONES = (1 << 64) - 1
+
 Operator = Callable[[object, object], object]
 
 
 def all_reduce(comm: Communicator, buffer, op: Operator, out):
     """See :meth:`kolo.Communicator.all_reduce`."""
     values, out = _vector(buffer, out)
+    _check_type(comm, "all_reduce", values.dtype)
     out[...] = _reduced(comm, values, op).reshape(out.shape)
     return out
 
 
 def reduce(comm: Communicator, buffer, op: Operator, root: int, out):
     """See :meth:`kolo.Communicator.reduce`."""
-    values, out = _vector(buffer, out)
+    values, out = _vector(buffer, out, comm.rank == root)
+    _check_type(comm, "reduce", values.dtype)
     if values.nbytes <= _SHORT_BYTES:
-        parts = comm.gather(_bytes(values), root=root)
+        parts = comm.gather(_moved(values), root=root)
         if comm.rank == root:
             out[...] = _fold(comm, op, _rows(parts, values)).reshape(out.shape)
         return out
     part, counts = _own_part(comm, values, op)
-    room = _bytes(out if out.flags.c_contiguous else values.copy()) if comm.rank == root else None
-    comm.gather_v(_bytes(part), room, [count * values.itemsize for count in counts], root)
+    room = _moved(out if out.flags.c_contiguous else values.copy()) if comm.rank == root else None
+    comm.gather_v(_moved(part), room, _scaled(counts, values), root)
     if comm.rank == root and not out.flags.c_contiguous:
         out[...] = room.view(values.dtype).reshape(out.shape)
     return out
@@ -50,7 +55,8 @@ def reduce_scatter(comm: Communicator, input, op: Operator, out):
     values, out = _array("the input", input), _array("out", out)
     if values.size != out.size * comm.world_size or values.dtype != out.dtype:
         raise Usage(f"the input has {values.size} elements, but must have {out.size * comm.world_size} of the type of out")
-    blocks = _exchanged(comm, values.reshape(-1), [out.size] * comm.world_size)
+    _check_type(comm, "reduce_scatter", values.dtype)
+    blocks = _exchanged(comm, values, [out.size] * comm.world_size)
     out[...] = _fold(comm, op, blocks).reshape(out.shape)
     return out
 
@@ -58,7 +64,8 @@ def reduce_scatter(comm: Communicator, input, op: Operator, out):
 def scan(comm: Communicator, buffer, op: Operator, out, inclusive: bool):
     """See :meth:`kolo.Communicator.scan` and :meth:`kolo.Communicator.exscan`."""
     values, out = _vector(buffer, out)
-    parts = _rows(comm.all_gather(_bytes(values)), values)
+    _check_type(comm, "scan" if inclusive else "exscan", values.dtype)
+    parts = _rows(comm.all_gather(_moved(values)), values)
     last = comm.rank + inclusive
     if last > 0:
         out[...] = _fold(comm, op, parts[:last]).reshape(out.shape)
@@ -67,10 +74,10 @@ def scan(comm: Communicator, buffer, op: Operator, out, inclusive: bool):
 
 def _reduced(comm: Communicator, values, op: Operator):
     if values.nbytes <= _SHORT_BYTES or comm.world_size == 1:
-        return _fold(comm, op, _rows(comm.all_gather(_bytes(values)), values))
+        return _fold(comm, op, _rows(comm.all_gather(_moved(values)), values))
     part, counts = _own_part(comm, values, op)
     whole = values.copy()
-    comm.all_gather_v(_bytes(part), _bytes(whole), [count * values.itemsize for count in counts])
+    comm.all_gather_v(_moved(part), _moved(whole), _scaled(counts, values))
     return whole
 
 
@@ -87,8 +94,8 @@ def _exchanged(comm: Communicator, values, counts: list[int]):
 
     own = counts[comm.rank]
     room = numpy.empty((comm.world_size, own), values.dtype)
-    sent = [count * values.itemsize for count in counts]
-    comm.all_to_all_v(_bytes(values), sent, _bytes(room), [own * values.itemsize] * comm.world_size)
+    received = _scaled([own] * comm.world_size, values)
+    comm.all_to_all_v(_moved(values), _scaled(counts, values), _moved(room), received)
     return room
 
 
@@ -107,8 +114,10 @@ def _fold(comm: Communicator, op: Operator, rows):
         raise
 
 
-def _vector(buffer, out) -> tuple:
-    """Returns the input as one contiguous row, and the array for the result."""
+def _vector(buffer, out, writes: bool = True) -> tuple:
+    """Returns the input as one contiguous row, and the array for the result, which need not be writable if nothing is to be written."""
+    import numpy
+
     values = _array("the buffer", buffer)
     out = values if out is None else _array("out", out)
     if out.size != values.size or out.dtype != values.dtype:
@@ -116,9 +125,9 @@ def _vector(buffer, out) -> tuple:
             f"the input has {values.size} elements of '{values.dtype}', but out has {out.size} of '{out.dtype}'; they must "
             "agree"
         )
-    if not out.flags.writeable:
+    if writes and not out.flags.writeable:
         raise Usage("out is read-only; pass another array")
-    return values.reshape(-1), out
+    return numpy.ascontiguousarray(values).reshape(-1), out
 
 
 def _array(what: str, obj):
@@ -136,7 +145,34 @@ def _rows(parts, values):
     return parts.reshape(-1).view(values.dtype).reshape(-1 if values.size else 1, values.size)
 
 
-def _bytes(values):
+def _moved(values):
+    """Returns the values as they are moved: with their own type if Kolo has it, so that every call checks it, else as bytes."""
     import numpy
 
-    return values.reshape(-1).view(numpy.uint8)
+    row = numpy.ascontiguousarray(values).reshape(-1)
+    return row if is_native(row.dtype) else row.view(numpy.uint8)
+
+
+def _scaled(counts: list[int], values) -> list[int]:
+    """Converts numbers of elements to those of what :func:`_moved` returns."""
+    return counts if is_native(values.dtype) else [count * values.itemsize for count in counts]
+
+
+def _check_type(comm: Communicator, operation: str, dtype) -> None:
+    """Expects that all ranks have the same type of elements, if Kolo does not have it and the calls move bytes. All ranks decide alike."""
+    if comm.world_size == 1 or is_native(dtype):
+        return
+    import hashlib
+
+    import numpy
+
+    text = f"{operation} of {dtype}"
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+    # The least digest, and the complement of the greatest.
+    least, greatest = comm.all_reduce(numpy.array([digest, digest ^ _ALL_ONES], numpy.uint64), "min").tolist()
+    if least == greatest ^ _ALL_ONES:
+        return
+    calls = comm.all_gather_object(text)
+    other = next(rank for rank, call in enumerate(calls) if call != text)
+    problem = f"rank {comm.rank} called {text}, but rank {other} called {calls[other]}, with operators of their own"
+    raise Mismatch(problem, rank=comm.rank, operation=operation, peer=other)

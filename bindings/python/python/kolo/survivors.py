@@ -117,7 +117,8 @@ class Survivors:
 
         After a loss the step runs again, on a new communicator, so it must not change its own inputs: calls in it have an ``out``, or
         work on copies. An exception that is not a loss, such as :class:`kolo.Usage` or the program's own, is not repeated: the rank
-        where it happened raises it, and the others raise :class:`kolo.Revoked`. The members can go on with further steps.
+        where it happened raises it, and the others raise :class:`kolo.Revoked`. The members can go on with further steps. The same
+        holds for :class:`KeyboardInterrupt`. A rank that raises :class:`SystemExit` leaves: the others repeat the step without it.
 
         With a ``timeout`` (seconds, the same on all ranks) the step ends on all ranks after that time: its calls fail, and the others
         no longer wait for a rank that has not finished it. All ranks, a late one too, raise :class:`kolo.Timeout` or
@@ -140,7 +141,11 @@ class Survivors:
                     self._comm._comm.limit_calls(None)
             except _FATAL as error:
                 problem, vote = error, _MAY_REPEAT
-            except Exception as error:
+            except SystemExit:
+                # This process ends, and is lost to the others like any that ends: they repeat the step.
+                raise
+            except BaseException as error:
+                # Also an interrupt or a cancelled task, after which this process may live on.
                 problem, vote = error, 0
             else:
                 vote = _DONE | _MAY_REPEAT

@@ -9,17 +9,25 @@ from collections.abc import Iterable
 from . import _kolo
 from .errors import Usage
 from .memory import Memory, copy_back
-from .numbers import OPS
+from .numbers import OPS, PREMUL_SUM
 
 
-def operator(name: str) -> int:
-    """Returns the number of an operator."""
+def operator(name: str, factor: float = 1.0) -> int:
+    """Returns the number of an operator. Refuses a factor that the operator would not use."""
     if callable(name):
         raise Usage("user-defined operators are for blocking all_reduce, reduce, reduce_scatter, scan and exscan")
     number = OPS.get(name)
     if number is None:
         raise Usage(f"unknown operator '{name}'; expected one of {', '.join(OPS)}")
+    if number != PREMUL_SUM:
+        check_no_factor(name, factor)
     return number
+
+
+def check_no_factor(op, factor: float) -> None:
+    """Refuses a factor other than 1 for an operator that has none."""
+    if factor != 1.0:
+        raise Usage(f"factor is {factor!r}, but only the operator 'premul_sum' multiplies by it, and this is {op!r}")
 
 
 class Call:

@@ -119,6 +119,72 @@ def test_reduce_reduce_scatter_and_prefixes(ranks):
     run(ranks, body)
 
 
+@pytest.mark.parametrize("started", [False, True])
+def test_elements_are_never_divided(started):
+    def body(comm):
+        for x in (np.ones(3, "c8"), np.ones(3, "M8[s]"), np.ones(3, [("a", "i4"), ("b", "i4")]), np.ones(1, np.longdouble), np.ones(3)):
+            for out in (None, np.zeros_like(x)):
+                with pytest.raises(kolo.Usage, match=f"the input has {x.size} elements, but must have {x.size - 1}"):
+                    comm.all_to_all_start(x, out) if started else comm.all_to_all(x, out)
+            pair = np.concatenate([x[:1], np.zeros_like(x[:1])])
+            got = comm.all_to_all_start(pair).wait() if started else comm.all_to_all(pair)
+            assert np.array_equal(got, pair[[comm.rank] * 2]), x.dtype
+
+    run(2, body)
+
+
+@pytest.mark.parametrize("op", ["sum", np.add, "avg", "max"])
+def test_a_factor_that_would_not_be_used_is_refused(op):
+    def body(comm):
+        x, whole = np.ones(2), np.ones(4)
+        calls = [
+            lambda: comm.all_reduce(x, op, factor=0.5),
+            lambda: comm.reduce(x, op, factor=0.5),
+            lambda: comm.reduce_scatter(whole, x, op, factor=0.5),
+        ]
+        if not callable(op):
+            calls += [
+                lambda: comm.all_reduce_start(x, op, factor=0.5),
+                lambda: comm.reduce_start(x, op, factor=0.5),
+                lambda: comm.reduce_scatter_start(whole, x, op, factor=0.5),
+                lambda: comm.reduce_scatter_v(whole, x, [2, 2], op, factor=0.5),
+                lambda: comm.reduce_scatter_v_start(whole, x, [2, 2], op, factor=0.5),
+            ]
+        for call in calls:
+            with pytest.raises(kolo.Usage, match="factor is 0.5, but only the operator 'premul_sum'"):
+                call()
+        assert comm.all_reduce(x, op, factor=1.0) is x and comm.all_reduce(x, op, factor=1) is x
+
+    run(2, body)
+
+
+@pytest.mark.parametrize("length", [3, 100_000])
+@pytest.mark.parametrize(("op", "started"), [("sum", False), ("sum", True), (np.add, False)])
+def test_only_the_root_of_a_reduce_is_written(op, started, length):
+    def body(comm):
+        def reduce(*arguments, **named):
+            return comm.reduce_start(*arguments, **named).wait() if started else comm.reduce(*arguments, **named)
+
+        is_root = comm.rank == 0
+        mine = np.ones(length) if is_root else np.frombuffer(np.ones(length).tobytes())
+        assert reduce(mine, op) is mine and np.all(mine == (2 if is_root else 1))
+        x, out = np.ones(length), np.zeros(length)
+        out.flags.writeable = is_root
+        assert reduce(x, op, out=out) is out
+        assert np.all(out == (2 if is_root else 0)) and np.all(x == 1)
+        apart = np.ones(2 * length)[::2]
+        assert reduce(apart, op) is apart and np.all(apart == (2 if is_root else 1))
+        if not callable(op):
+            text = bytearray(b"abc") if is_root else b"\1\1\1"
+            assert reduce(text, op) == (b"bcd" if is_root else b"\1\1\1")
+        frozen = np.frombuffer(bytes(24))
+        with pytest.raises(kolo.Usage, match="read-only"):
+            reduce(frozen, op, comm.rank)
+        comm.barrier()
+
+    run(2, body)
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 def test_uneven_blocks(ranks):
     def body(comm):

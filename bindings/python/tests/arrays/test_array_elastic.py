@@ -1,8 +1,10 @@
 """Reductions over shards, and steps that continue after losses."""
 
+import asyncio
 import hashlib
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -128,6 +130,43 @@ def test_an_exception_of_ones_own_is_an_error_on_all():
         assert np.all(group.all_reduce(np.ones(3)) == 3), "the members go on"
 
     run(3, body)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
+def test_an_interrupt_of_one_rank_does_not_hold_up_the_others(kind):
+    def body(comm):
+        group = kolo.Survivors(comm)
+
+        def step(comm):
+            comm.barrier()
+            if comm.rank == 1:
+                raise kind
+            return comm.all_reduce(np.ones(3))
+
+        began = time.monotonic()
+        with pytest.raises(kind if comm.rank == 1 else kolo.Revoked):
+            group.run(step)
+        # The communicator's own time-out is five minutes.
+        assert time.monotonic() - began < 60
+        assert np.all(group.all_reduce(np.ones(3)) == 3), "the members go on"
+
+    run(3, body)
+
+
+def test_a_rank_that_exits_leaves_the_step_to_the_others():
+    def body(comm):
+        group = kolo.Survivors(comm)
+
+        def step(comm):
+            comm.barrier()
+            if comm.world_size == 3 and comm.rank == 1:
+                raise SystemExit(7)
+            return comm.all_reduce(np.ones(3))
+
+        assert np.all(group.run(step) == 2)
+
+    ended = run(3, body, check=False)
+    assert [end.code for end in ended] == [0, 7, 0], ended
 
 
 def test_too_few_give_up():

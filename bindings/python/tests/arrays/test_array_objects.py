@@ -143,6 +143,57 @@ def test_operators_that_fail():
     run(2, body)
 
 
+@pytest.mark.parametrize("length", [64, 40_000])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("i8", "f8"),
+        ("u1", "i1"),
+        ("c8", "i8"),
+        ("c8", "M8[s]"),
+        (">f8", "f8"),
+        (">f8", ">i8"),
+        ([("a", "i4"), ("b", "i4")], [("a", "i4"), ("c", "i4")]),
+    ],
+    ids=str,
+)
+def test_operators_on_types_that_differ(kinds, length):
+    def body(comm, call):
+        dtype = np.dtype(kinds[comm.rank])
+        x = np.zeros(length, dtype)
+        calls = {
+            "all_reduce": lambda: comm.all_reduce(x, pick),
+            "reduce": lambda: comm.reduce(x, pick),
+            "scan": lambda: comm.scan(x, pick),
+            "exscan": lambda: comm.exscan(x, pick),
+            "reduce_scatter": lambda: comm.reduce_scatter(x, np.zeros(length // 2, dtype), pick),
+        }
+        with pytest.raises(kolo.Mismatch) as caught:
+            calls[call]()
+            # A rank that only sends may be through before the other one sees what it has sent.
+            comm.barrier()
+        assert caught.value.peer == 1 - comm.rank
+
+    def pick(a, b):
+        return a
+
+    for call in ("all_reduce", "reduce", "scan", "exscan", "reduce_scatter"):
+        run(2, body, call)
+
+
+def test_operators_on_parts_of_arrays():
+    def body(comm):
+        for length in (9, 90_000):
+            for kind in ("f8", "c8", [("k", "i8"), ("d", "i8")]):
+                values = (np.arange(2 * length) + comm.rank).astype(kind)
+                x = values[::2]
+                assert comm.all_reduce(x, lambda a, b: b) is x
+                assert np.array_equal(values[::2], (np.arange(2 * length) + 1).astype(kind)[::2])
+                assert np.array_equal(values[1::2], (np.arange(2 * length) + comm.rank).astype(kind)[1::2])
+
+    run(2, body)
+
+
 def test_operator_of_another_shape():
     def body(comm):
         # A rank whose operator has not run yet hears of the other's error.

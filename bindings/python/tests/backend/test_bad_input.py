@@ -110,6 +110,28 @@ def test_lengths_that_do_not_fit_on_one_rank():
     run(2, body)
 
 
+def test_blocks_of_an_all_to_all_are_whole_rows():
+    """A block that ended inside a row, or inside a number, would be cut in half silently."""
+
+    def body():
+        group = dist.group.WORLD
+        for dtype in (torch.float32, torch.complex64, torch.float8_e5m2):
+            for shape in ((3, 2), (3,), (1, 2), (1, 4)):
+                x = torch.ones(shape).to(dtype)
+                refused(f"the input has {shape[0]} rows, which are not 2", lambda: group.alltoall_base(x.clone(), x, [], []))
+            refused("no dimension", lambda: group.alltoall_base(torch.ones(()).to(dtype), torch.ones(()).to(dtype), [], []))
+        refused("the input has 3 rows", lambda: dist.all_to_all_single(torch.ones(3, 2), torch.ones(3, 2)))
+        refused("the input has 3 rows", lambda: dist.all_to_all_single(torch.ones(3).cfloat(), torch.ones(3).cfloat()))
+        refused("the output has 3 rows", lambda: dist.all_to_all_single(torch.ones(3, 2), torch.ones(6)))
+        refused("no dimension", lambda: group.alltoall_base(torch.ones(()), torch.ones(2), [], [1, 1]))
+        dist.all_to_all_single(torch.ones(0, 3), torch.ones(0, 3))
+        out = torch.empty(2, 3)
+        dist.all_to_all_single(out, torch.full((2, 3), float(dist.get_rank())))
+        assert out.tolist() == [[0.0] * 3, [1.0] * 3]
+
+    run(2, body)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("what", ["length", "type", "operation", "root", "operator"])
 def test_ranks_that_do_not_agree(what, asynchronous):

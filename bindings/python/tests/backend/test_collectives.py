@@ -359,6 +359,42 @@ def test_sparse_all_reduces_do_not_block_their_caller():
     run(3, body)
 
 
+@pytest.mark.parametrize("way", ["with", "set_default_device"])
+def test_torchs_default_device_does_not_matter(way):
+    """Kolo's own buffers are in host memory, wherever the program makes its tensors."""
+
+    def body():
+        x = torch.full((3, 2), float(dist.get_rank()))
+        if way == "with":
+            with torch.device("meta"):
+                check(x)
+        else:
+            torch.set_default_device("meta")
+            check(x)
+
+    def check(x):
+        assert torch.empty(1).is_meta
+        me, cpu = dist.get_rank(), torch.device("cpu")
+        parts = [torch.empty_like(x) for _ in range(2)]
+        dist.all_gather(parts, x)
+        assert [part[0, 0].item() for part in parts] == [0.0, 1.0]
+        dist.gather(x, parts if me == 0 else None)
+        dist.all_to_all(parts, [x, x])
+        assert [part[2, 1].item() for part in parts] == [0.0, 1.0]
+        strided = torch.zeros(2, 3, device=cpu).t().copy_(x)
+        dist.broadcast(strided, 1)
+        assert strided[0, 0] == 1
+        narrow = x.to(torch.float8_e5m2)
+        dist.reduce_scatter(narrow, [narrow, narrow])
+        assert narrow.float()[0, 0] == 1
+        entry = torch.sparse_coo_tensor([[me]], [1.0], (2,), device=cpu)
+        dist.all_reduce(entry)
+        assert entry.to_dense().tolist() == [1.0, 1.0]
+        dist.monitored_barrier()
+
+    run(2, body)
+
+
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_large_tensors(transport, monkeypatch):
     monkeypatch.setenv("KOLO_TRANSPORT", transport)

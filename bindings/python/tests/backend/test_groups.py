@@ -10,6 +10,8 @@ import torch.distributed as dist
 from group_ranks import SECONDS, run
 from torch.distributed.device_mesh import init_device_mesh
 
+import kolo
+
 
 def test_new_groups():
     def body():
@@ -148,6 +150,80 @@ def test_direct_calls_without_options():
         group._reduce_scatter_base(x, torch.ones(4)).wait()
         group.alltoall_base(torch.empty(4), torch.ones(4), [], []).wait()
         group.reduce(x, 0).wait()
+
+    run(2, body)
+
+
+def test_direct_calls_give_root_operator_and_time_out_one_by_one():
+    """As the methods of torch's own groups take them."""
+
+    def body():
+        group, me = dist.group.WORLD, dist.get_rank()
+        patience = timedelta(seconds=20)
+
+        def own():
+            return torch.full((2,), 2.0 * me + 1)
+
+        for arguments in ((dist.ReduceOp.MAX,), (dist.ReduceOp.MAX, patience), (dist.ReduceOp(dist.ReduceOp.MAX),)):
+            x = own()
+            assert group.allreduce([x], *arguments).wait() and x.tolist() == [3, 3]
+            x = own()
+            assert group.reduce(x, 1, *arguments).wait() and x.tolist() == ([3, 3] if me else [1, 1])
+            assert group.reduce_scatter(x, [own(), own()], *arguments).wait() and x.tolist() == [3, 3]
+        for call in (
+            lambda x: group.reduce(x, 1),
+            lambda x: group.reduce([x], root=1, op=dist.ReduceOp.SUM, timeout=patience),
+            lambda x: group.reduce(x, 1, timeout=patience),
+        ):
+            x = own()
+            assert call(x).wait() and x.tolist() == ([4, 4] if me else [1, 1])
+        for call in (lambda x: group.broadcast(x, 1, patience), lambda x: group.broadcast(x, root=1)):
+            x = own()
+            assert call(x).wait() and x.tolist() == [3, 3]
+        out = [torch.empty(2), torch.empty(2)]
+        assert group.gather(out, own(), 1).wait() and (not me or torch.cat(out).tolist() == [1, 1, 3, 3])
+        assert group.gather([out] if me else [], [own()], 1, patience).wait()
+        x = torch.empty(2)
+        assert group.scatter(x, [torch.zeros(2), torch.ones(2)], 1).wait() and x.tolist() == [me, me]
+        assert group.scatter([x], [out] if me else [], root=1, timeout=patience).wait() and x.tolist() == [2 * me + 1] * 2
+        assert group.barrier(patience).wait() and group.barrier(timeout=patience).wait()
+        for wrong in (
+            lambda: group.allreduce(x, 1),
+            lambda: group.barrier(1),
+            lambda: group.broadcast(x, dist.ReduceOp.MAX),
+            lambda: group.broadcast(x, 0, 1),
+            lambda: group.reduce(x, "1"),
+            lambda: group.reduce(x, rank=1),
+            lambda: group.reduce(x, root=dist.ReduceOp.MAX),
+            lambda: group.broadcast(x, dist.BroadcastOptions(), patience),
+        ):
+            with pytest.raises(kolo.Usage):
+                wrong()
+        group.barrier().wait()
+
+    run(2, body)
+
+
+@pytest.mark.parametrize("call", ["allreduce", "broadcast", "reduce", "barrier", "gather", "alltoall_base"])
+def test_the_time_out_of_a_direct_call_is_its_own(call):
+    def body():
+        group, x = dist.group.WORLD, torch.ones(2)
+        store = dist.distributed_c10d._get_default_store()
+        soon = timedelta(seconds=0.3)
+        # The rank that waits, and the call in which it waits for the other one. The group's own limit is 30 s.
+        waits, start = {
+            "allreduce": (0, lambda: group.allreduce(x, timeout=soon)),
+            "broadcast": (1, lambda: group.broadcast(x, 0, timeout=soon)),
+            "reduce": (0, lambda: group.reduce(x, 0, timeout=soon)),
+            "barrier": (0, lambda: group.barrier(soon)),
+            "gather": (0, lambda: group.gather([x.clone(), x.clone()], x, 0, soon)),
+            "alltoall_base": (0, lambda: group.alltoall_base(x.clone(), x, [], [], soon)),
+        }[call]
+        if dist.get_rank() == waits:
+            with pytest.raises(kolo.Timeout, match="after 0.3 s"):
+                start().wait()
+            store.set("over", "")
+        store.get("over")
 
     run(2, body)
 

@@ -6,9 +6,10 @@ from functools import partial
 
 import torch
 
+from .direct import options
 from .engine import Engine
 from .errors import Usage
-from .operations import _operator, _options, _unfit
+from .operations import _PLAIN, _REDUCES, _operator, _unfit
 from .tensors import check_devices, concatenated, copy_back, reduced_as, staged_to_reduce
 from .work import Finished, KoloWork
 from ..numbers import ALL_REDUCE
@@ -22,7 +23,8 @@ class Coalesced:
 
     _engine: Engine
 
-    def allreduce_coalesced(self, tensors, opts=None, *_):
+    def allreduce_coalesced(self, tensors, opts=None, *more, **named):
+        opts = options("all_reduce_coalesced", _REDUCES, opts, more, named)
         op, factor = _operator(opts)
         check_devices(tensors)
         starts, after = [], []
@@ -36,7 +38,8 @@ class Coalesced:
                 after.append((whole, part))
         return self._together("all_reduce_coalesced", starts, opts, list(tensors), lambda: _split(after), list(tensors))
 
-    def all_gather_single_coalesced(self, outputs, inputs, opts=None, *_):
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None, *more, **named):
+        opts = options("all_gather_coalesced", _PLAIN, opts, more, named)
         ranks = self._engine.comm.world_size
         for output, input in _pairs(outputs, inputs):
             if output.numel() != input.numel() * ranks or output.dtype != input.dtype:
@@ -44,7 +47,8 @@ class Coalesced:
         made = [self._gathering(output, input, opts) for output, input in zip(outputs, inputs)]
         return self._all_of("all_gather_coalesced", made, outputs, inputs)
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None, *_):
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None, *more, **named):
+        opts = options("reduce_scatter_coalesced", _REDUCES, opts, more, named)
         ranks = self._engine.comm.world_size
         for output, input in _pairs(outputs, inputs):
             if input.numel() != output.numel() * ranks or output.dtype != input.dtype:
@@ -54,8 +58,9 @@ class Coalesced:
         made = [self._scattering(output, input, opts) for output, input in zip(outputs, inputs)]
         return self._all_of("reduce_scatter_coalesced", made, outputs, inputs)
 
-    def allgather_coalesced(self, output_lists, inputs, opts=None, *_):
+    def allgather_coalesced(self, output_lists, inputs, opts=None, *more, **named):
         """Gives ``output_lists[r][i]`` the input i of rank r."""
+        opts = options("all_gather_coalesced", _PLAIN, opts, more, named)
         comm, starts, after = self._engine.comm, [], []
         for i, input in enumerate(inputs):
             even, arguments, owner, spread = self._gathering_apart([tensors[i] for tensors in output_lists], input)
@@ -76,7 +81,7 @@ class Coalesced:
     def _together(self, name: str, starts, opts, outputs, after, inputs):
         if not starts:
             return Finished()
-        return self._engine.several(name, starts, _options(opts), outputs, after, inputs)
+        return self._engine.several(name, starts, opts, outputs, after, inputs)
 
     # Torch calls these two around operations that should run as one.
 

@@ -39,7 +39,7 @@ class MonitoredBarrier:
         if self._engine.comm.world_size == 1:
             return
         # A byte for each message; it stays alive for as long as this call.
-        room = torch.zeros(self._engine.comm.world_size, dtype=torch.uint8)
+        room = torch.zeros(self._engine.comm.world_size, dtype=torch.uint8, device="cpu")
         if self._engine.comm.rank == 0:
             self._release_all(room, limit, wait_all_ranks)
         else:

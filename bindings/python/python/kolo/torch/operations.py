@@ -1,13 +1,11 @@
 """The operations of ``torch.distributed`` on a communicator.
 
 Each method takes the arguments that torch passes: lists of tensors and an options object. When called directly, it also takes a
-single tensor and no options. A call whose options say ``asyncOp=False`` blocks and returns ``None``; any other call starts the
-operation and returns a work.
+single tensor, and in place of the options a root, an operator and a time-out, or nothing. A call whose options say
+``asyncOp=False`` blocks and returns ``None``; any other call starts the operation and returns a work.
 """
 
 from __future__ import annotations
-
-from datetime import timedelta
 
 import torch
 
@@ -25,6 +23,7 @@ from ..numbers import (
     U8,
 )
 from . import sparse
+from .direct import options
 from .engine import Engine
 from .errors import Usage
 from .tensors import (
@@ -46,6 +45,9 @@ from .tensors import (
 
 _SUM = (SUM, 1.0)
 
+#: The values that direct calls give, besides a time-out.
+_REDUCES, _ROOTED, _REDUCES_TO_ROOT, _PLAIN = ("op",), ("root",), ("root", "op"), ()
+
 
 class Collectives:
     """Collectives; ``self._engine`` runs them."""
@@ -54,19 +56,21 @@ class Collectives:
 
     # Vectors.
 
-    def allreduce(self, tensors, opts=None, timeout=None):
+    def allreduce(self, tensors, opts=None, *more, **named):
+        opts = options("all_reduce", _REDUCES, opts, more, named)
         tensor = _only(tensors, "all_reduce")
         op, factor = _operator(opts)
         if tensor.is_sparse:
-            return sparse.all_reduce(self._engine, tensor, op, _options(opts))
+            return sparse.all_reduce(self._engine, tensor, op, opts)
         buffer = staged_to_reduce(tensor)
         kind, count = reduced_as(buffer, op)
         at = buffer.data_ptr()
         after = copying_back(tensor, buffer)
         arguments = (ALL_REDUCE, at, at, count, kind, op, factor, 0)
-        return self._engine.collective("all_reduce", arguments, _options(opts), buffer, [tensor], after)
+        return self._engine.collective("all_reduce", arguments, opts, buffer, [tensor], after)
 
-    def broadcast(self, tensors, opts=None, timeout=None):
+    def broadcast(self, tensors, opts=None, *more, **named):
+        opts = options("broadcast", _ROOTED, opts, more, named)
         tensor = _only(tensors, "broadcast")
         root = _root(opts)
         if self._engine.comm.rank == root:
@@ -77,9 +81,10 @@ class Collectives:
         kind, count = moved_as(buffer)
         at = buffer.data_ptr()
         arguments = (BROADCAST, at, at, count, kind, SUM, 1.0, root)
-        return self._engine.collective("broadcast", arguments, _options(opts), buffer, [tensor], after)
+        return self._engine.collective("broadcast", arguments, opts, buffer, [tensor], after)
 
-    def reduce(self, tensors, opts=None, *_):
+    def reduce(self, tensors, opts=None, *more, **named):
+        opts = options("reduce", _REDUCES_TO_ROOT, opts, more, named)
         tensor = _only(tensors, "reduce")
         op, factor = _operator(opts)
         root = _root(opts)
@@ -92,30 +97,32 @@ class Collectives:
         else:
             after = None
             arguments = (REDUCE, at, 0, count, kind, op, factor, root)
-        return self._engine.collective("reduce", arguments, _options(opts), buffer, [tensor], after)
+        return self._engine.collective("reduce", arguments, opts, buffer, [tensor], after)
 
-    def barrier(self, opts=None, timeout=None):
+    def barrier(self, opts=None, *more, **named):
+        opts = options("barrier", _PLAIN, opts, more, named)
         arguments = (BARRIER, 0, 0, 0, U8, SUM, 1.0, 0)
-        if isinstance(opts, timedelta):
-            opts = None
         return self._engine.collective("barrier", arguments, opts, None, [])
 
     # One buffer, or both, has a block per rank, in one tensor.
 
-    def all_gather_single(self, output, input, opts=None, *_):
+    def all_gather_single(self, output, input, opts=None, *more, **named):
+        opts = options("all_gather_into_tensor", _PLAIN, opts, more, named)
         ranks = self._engine.comm.world_size
         if output.numel() != input.numel() * ranks or output.dtype != input.dtype:
             raise _unfit("all_gather_into_tensor", "output", output, "input", input, ranks)
         return self._engine.collective("all_gather", *self._gathering(output, input, opts), [input])
 
-    def reduce_scatter_single(self, output, input, opts=None, *_):
+    def reduce_scatter_single(self, output, input, opts=None, *more, **named):
+        opts = options("reduce_scatter_tensor", _REDUCES, opts, more, named)
         ranks = self._engine.comm.world_size
         if input.numel() != output.numel() * ranks or output.dtype != input.dtype:
             raise _unfit("reduce_scatter_tensor", "input", input, "output", output, ranks)
         check_devices((output, input))
         return self._engine.collective("reduce_scatter", *self._scattering(output, input, opts), [input])
 
-    def all_to_all_single(self, output, input, output_split_sizes=(), input_split_sizes=(), opts=None, *_):
+    def all_to_all_single(self, output, input, output_split_sizes=(), input_split_sizes=(), opts=None, *more, **named):
+        opts = options("all_to_all_single", _PLAIN, opts, more, named)
         check_devices((output, input))
         if output.dtype != input.dtype:
             raise Usage(f"all_to_all_single: the input is {input.dtype}, but the output is {output.dtype}")
@@ -125,28 +132,31 @@ class Collectives:
         _, sent = moved_as(source)
         ranks = self._engine.comm.world_size
         if not output_split_sizes and not input_split_sizes:
-            if sent != received or sent % ranks:
+            if sent != received:
                 raise Usage(
-                    f"all_to_all_single: an input of {input.numel()} and an output of {output.numel()} elements are not "
-                    f"{ranks} equal blocks each; give split sizes"
+                    f"all_to_all_single: an input of {input.numel()} and an output of {output.numel()} elements do not "
+                    "have equal blocks; give split sizes"
                 )
+            _expect_even("input", source, ranks)
+            _expect_even("output", room, ranks)
             arguments = (ALL_TO_ALL, source.data_ptr(), room.data_ptr(), sent // ranks, kind, SUM, 1.0, 0)
             return self._engine.collective(
-                "all_to_all", arguments, _options(opts), (source, room), [output], after, [input]
+                "all_to_all", arguments, opts, (source, room), [output], after, [input]
             )
         sends = _split_counts("input", source, sent, input_split_sizes, ranks)
         receives = _split_counts("output", room, received, output_split_sizes, ranks)
         arguments = (ALL_TO_ALL, source.data_ptr(), sends, room.data_ptr(), receives, kind, SUM, 1.0, 0)
         owner = (source, room)
-        return self._engine.irregular("all_to_all", arguments, _options(opts), owner, [output], after, [input])
+        return self._engine.irregular("all_to_all", arguments, opts, owner, [output], after, [input])
 
     # The same collectives with a tensor per block.
 
-    def allgather(self, outputs, inputs, opts=None, *_):
+    def allgather(self, outputs, inputs, opts=None, *more, **named):
+        opts = options("all_gather", _PLAIN, opts, more, named)
         outputs, input = _lists(outputs, inputs, "all_gather")
         even, arguments, owner, after = self._gathering_apart(outputs, input)
         run = self._engine.collective if even else self._engine.irregular
-        return run("all_gather", arguments, _options(opts), owner, outputs, after, [input])
+        return run("all_gather", arguments, opts, owner, outputs, after, [input])
 
     def _gathering_apart(self, outputs, input) -> tuple:
         """Prepares an all-gather into a tensor per rank. Returns whether the blocks are equal, the arguments, the owner of the
@@ -169,7 +179,8 @@ class Collectives:
         arguments = (ALL_GATHER, source.data_ptr(), room.data_ptr(), own, kind, SUM, 1.0, 0)
         return True, arguments, (source, room), after
 
-    def reduce_scatter(self, outputs, inputs, opts=None, *_):
+    def reduce_scatter(self, outputs, inputs, opts=None, *more, **named):
+        opts = options("reduce_scatter", _REDUCES, opts, more, named)
         inputs, output = _lists(inputs, outputs, "reduce_scatter")
         self._expect_per_rank("reduce_scatter", "input", inputs)
         check_devices((output, *inputs))
@@ -197,9 +208,10 @@ class Collectives:
             0,
         )
         owner, after = (joined, room), copying_back(output, room)
-        return self._engine.irregular("reduce_scatter", arguments, _options(opts), owner, [output], after, inputs)
+        return self._engine.irregular("reduce_scatter", arguments, opts, owner, [output], after, inputs)
 
-    def alltoall(self, outputs, inputs, opts=None, *_):
+    def alltoall(self, outputs, inputs, opts=None, *more, **named):
+        opts = options("all_to_all", _PLAIN, opts, more, named)
         self._expect_per_rank("all_to_all", "output", outputs)
         self._expect_per_rank("all_to_all", "input", inputs)
         check_devices((*outputs, *inputs))
@@ -211,25 +223,27 @@ class Collectives:
         receives = [moved_as(output)[1] for output in outputs]
         arguments = (ALL_TO_ALL, joined.data_ptr(), sends, room.data_ptr(), receives, kind, SUM, 1.0, 0)
         owner, after = (joined, room), _spread(room, outputs)
-        return self._engine.irregular("all_to_all", arguments, _options(opts), owner, outputs, after, inputs)
+        return self._engine.irregular("all_to_all", arguments, opts, owner, outputs, after, inputs)
 
-    def gather(self, outputs, inputs, opts=None, *_):
+    def gather(self, outputs, inputs, opts=None, *more, **named):
+        opts = options("gather", _ROOTED, opts, more, named)
         root = _root(opts)
         input = _only(inputs, "gather")
         source = staged(input)
         kind, count = moved_as(source)
         if self._engine.comm.rank != root:
             arguments = (GATHER, source.data_ptr(), 0, count, kind, SUM, 1.0, root)
-            return self._engine.collective("gather", arguments, _options(opts), source, [], None, [input])
-        outputs = _only(outputs, "gather")
+            return self._engine.collective("gather", arguments, opts, source, [], None, [input])
+        outputs = _list(outputs, "gather")
         self._expect_per_rank("gather", "output", outputs)
         self._expect_alike("gather", input, outputs)
         room = flat_room(outputs[0], input.numel() * len(outputs))
         arguments = (GATHER, source.data_ptr(), room.data_ptr(), count, kind, SUM, 1.0, root)
         owner, after = (source, room), _spread(room, outputs)
-        return self._engine.collective("gather", arguments, _options(opts), owner, outputs, after, [input])
+        return self._engine.collective("gather", arguments, opts, owner, outputs, after, [input])
 
-    def scatter(self, outputs, inputs, opts=None, *_):
+    def scatter(self, outputs, inputs, opts=None, *more, **named):
+        opts = options("scatter", _ROOTED, opts, more, named)
         root = _root(opts)
         output = _only(outputs, "scatter")
         room = room_for(output)
@@ -239,14 +253,14 @@ class Collectives:
         if self._engine.comm.rank != root:
             inputs = []
         else:
-            inputs = _only(inputs, "scatter")
+            inputs = _list(inputs, "scatter")
             self._expect_per_rank("scatter", "input", inputs)
             self._expect_alike("scatter", output, inputs)
             source = staged(concatenated(inputs))
         at = 0 if source is None else source.data_ptr()
         arguments = (SCATTER, at, room.data_ptr(), count, kind, SUM, 1.0, root)
         owner = (source, room)
-        return self._engine.collective("scatter", arguments, _options(opts), owner, [output], after, inputs)
+        return self._engine.collective("scatter", arguments, opts, owner, [output], after, inputs)
 
     # Helpers.
 
@@ -256,7 +270,7 @@ class Collectives:
         kind, count = moved_as(source)
         after = copying_back(output, room)
         arguments = (ALL_GATHER, source.data_ptr(), room.data_ptr(), count, kind, SUM, 1.0, 0)
-        return arguments, _options(opts), (source, room), [output], after
+        return arguments, opts, (source, room), [output], after
 
     def _scattering(self, output, input, opts) -> tuple:
         op, factor = _operator(opts)
@@ -267,7 +281,7 @@ class Collectives:
         _, count = moved_as(room)
         after = copying_back(output, room)
         arguments = (REDUCE_SCATTER, source.data_ptr(), room.data_ptr(), count, kind, op, factor, 0)
-        return arguments, _options(opts), (source, room), [output], after
+        return arguments, opts, (source, room), [output], after
 
     def _expect_per_rank(self, name: str, what: str, tensors) -> None:
         ranks = self._engine.comm.world_size
@@ -301,28 +315,23 @@ def _only(tensors, name: str):
     return tensors[0]
 
 
+def _list(many, name: str):
+    """Returns the list of tensors, which torch has wrapped in a list, and direct calls have not."""
+    is_flat = isinstance(many, (list, tuple)) and many and isinstance(many[0], torch.Tensor)
+    return many if is_flat else _only(many, name)
+
+
 def _lists(many, one, name: str):
     """Returns the list of tensors and the single one, from either of the forms that torch passes."""
-    if isinstance(one, torch.Tensor):
-        return (many if isinstance(many[0], torch.Tensor) else many[0]), one
-    return _only(many, name), _only(one, name)
+    return _list(many, name), _only(one, name)
 
 
 def _operator(opts) -> tuple[int, float]:
-    if opts is None:
-        return _SUM
-    return operator(getattr(opts, "reduceOp", opts))
-
-
-def _options(opts):
-    """Returns the options if they have a time-out; ``None`` for an operator, which direct calls may pass instead."""
-    return opts if hasattr(opts, "timeout") else None
+    return _SUM if opts is None else operator(opts.reduceOp)
 
 
 def _root(opts) -> int:
-    if opts is None:
-        return 0
-    return opts if isinstance(opts, int) else opts.rootRank
+    return 0 if opts is None else opts.rootRank
 
 
 def _spread(room, outputs):
@@ -336,17 +345,32 @@ def _spread(room, outputs):
 
 def _split_counts(what: str, tensor, count: int, sizes, ranks: int) -> list[int]:
     """Converts torch's split sizes, which are along the first axis, to Kolo's counts."""
-    rows = tensor.size(0) if tensor.dim() else 0
     if not sizes:
-        if rows % ranks:
-            raise Usage(f"all_to_all_single: the {what} has {rows} rows, which are not {ranks} equal blocks")
+        _expect_even(what, tensor, ranks)
         return [count // ranks] * ranks
+    rows = _rows(what, tensor)
     if len(sizes) != ranks or sum(sizes) != rows:
         raise Usage(
             f"all_to_all_single: {what} split sizes {list(sizes)} must be {ranks} numbers that add up to the {rows} rows"
         )
     row = count // rows if rows else 0
     return [size * row for size in sizes]
+
+
+def _expect_even(what: str, tensor, ranks: int) -> None:
+    """Expects equal blocks of whole rows, as torch does: a block that ends inside a row, or even inside a complex number, would give
+    its parts to different ranks."""
+    rows = _rows(what, tensor)
+    if rows % ranks:
+        raise Usage(
+            f"all_to_all_single: the {what} has {rows} rows, which are not {ranks} equal blocks; give split sizes"
+        )
+
+
+def _rows(what: str, tensor) -> int:
+    if not tensor.dim():
+        raise Usage(f"all_to_all_single: the {what} has no dimension, along which its blocks would lie")
+    return tensor.size(0)
 
 
 def _unfit(name: str, long: str, many, short: str, one, ranks: int) -> Usage:

@@ -16,7 +16,7 @@ import torch
 from ..errors import Error, Timeout
 from ..numbers import ALL_GATHER, AVG, I64, SUM
 from .errors import Unsupported, as_error
-from .tensors import moved_as
+from .tensors import host_room, moved_as
 
 #: The number of the communicator among those that :meth:`Comm.group` numbers; the backend numbers no other.
 _NUMBER = 0
@@ -30,7 +30,8 @@ def all_reduce(engine, tensor: torch.Tensor, op: int, opts):
     entries = Entries(engine, whole.indices().t().contiguous(), whole.values().contiguous(), engine.limit(opts))
 
     def finish() -> None:
-        total = torch.sparse_coo_tensor(entries.all_indices.t(), entries.all_values, tensor.shape).coalesce()
+        indices, values = entries.all_indices.t(), entries.all_values
+        total = torch.sparse_coo_tensor(indices, values, tensor.shape, device="cpu").coalesce()
         with torch.no_grad():
             tensor.copy_(total / engine.comm.world_size if op == AVG else total)
 
@@ -45,8 +46,8 @@ class Entries:
         self.indices, self.values = indices, values
         self.all_indices = self.all_values = None
         self._seconds = seconds
-        self._own = torch.tensor([values.size(0)], dtype=torch.int64)
-        self._numbers = torch.empty(engine.comm.world_size, dtype=torch.int64)
+        self._own = torch.tensor([values.size(0)], dtype=torch.int64, device="cpu")
+        self._numbers = host_room(engine.comm.world_size, torch.int64)
         self._over = threading.Event()
         self._error: Exception | None = None
         #: The error for the end of a caller's limit, which came before that of the thread's own.
@@ -76,7 +77,7 @@ class Entries:
         self._over.set()
 
     def _gather(self, comm, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        room = torch.empty((sum(counts), *rows.shape[1:]), dtype=rows.dtype)
+        room = host_room((sum(counts), *rows.shape[1:]), rows.dtype)
         kind, _ = moved_as(rows)
         width = moved_as(rows.new_empty((1, *rows.shape[1:])))[1]
         own = [rows.size(0) * width]

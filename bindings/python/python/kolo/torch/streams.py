@@ -42,7 +42,7 @@ class Cuda:
         """Allocates memory that Kolo can write to, for values like those of a tensor on a device."""
         if self.takes(tensor):
             return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-        return torch.empty(shape, dtype=tensor.dtype, pin_memory=True)
+        return torch.empty(shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
 
     def mark(self, tensors):
         """Records an event behind all work queued on the current stream; returns ``None`` if no tensor is on a device."""

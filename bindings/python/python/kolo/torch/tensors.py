@@ -170,6 +170,11 @@ def concatenated(tensors) -> torch.Tensor:
     return torch.cat([_near(tensor).reshape(-1) for tensor in tensors])
 
 
+def host_room(shape, dtype: torch.dtype) -> torch.Tensor:
+    """Allocates host memory, also where the program has made another device torch's default."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
 def room_for(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor itself if Kolo can write it in place, else new memory, to be used with :func:`copying_back`."""
     if type(tensor) not in _PLAIN:
@@ -178,7 +183,7 @@ def room_for(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     check(tensor)
     if not _is_near(tensor) or tensor.is_cpu:
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return host_room(tensor.shape, tensor.dtype)
     if tensor.is_contiguous() and not _is_lazy(tensor) and streams.cuda.takes(tensor):
         return tensor
     return streams.cuda.room(tensor, tensor.shape)
@@ -187,14 +192,14 @@ def room_for(tensor: torch.Tensor) -> torch.Tensor:
 def flat_room(tensor: torch.Tensor, elements: int) -> torch.Tensor:
     """Allocates memory for ``elements`` elements like those of ``tensor``."""
     if not _is_near(tensor) or tensor.is_cpu:
-        return torch.empty(elements, dtype=tensor.dtype)
+        return host_room(elements, tensor.dtype)
     return streams.cuda.room(tensor, (elements,))
 
 
 def room_in(source: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Allocates memory for the values of ``tensor``, in the type of ``source`` and on its device."""
     if not _is_near(tensor) or tensor.is_cpu:
-        return torch.empty(tensor.shape, dtype=source.dtype)
+        return host_room(tensor.shape, source.dtype)
     return streams.cuda.room(source, tensor.shape)
 
 
