@@ -8,6 +8,8 @@ mod batch;
 mod builder;
 mod cluster;
 mod collectives;
+#[cfg(test)]
+mod counts_tests;
 mod elastic;
 #[cfg(test)]
 mod elastic_tests;
