@@ -26,7 +26,9 @@ pub(crate) use close::close;
 pub(crate) use driver::ask_for;
 pub(crate) use driver::wait_for;
 pub(crate) use fail::{abort, check_usable, fail, revoke, standing_error};
-pub(crate) use helper::{call_helper, wake_tasks};
+#[cfg(test)]
+pub(crate) use helper::refused;
+pub(crate) use helper::{call_helper, ends_unhelped, must_end, wake_tasks};
 #[cfg(test)]
 pub(crate) use lent::injected;
 pub(crate) use lent::lend;
