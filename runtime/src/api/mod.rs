@@ -37,6 +37,8 @@ mod registration;
 mod scope;
 mod scope_messages;
 mod shards;
+#[cfg(test)]
+mod single_tests;
 mod stable;
 mod start;
 mod start_messages;
