@@ -157,11 +157,22 @@ pub(crate) struct SoftAffinity {
     /// Length of the last back-off.
     back_off: Duration,
     away_until: Option<Instant>,
+    /// The mask that was restored last, and its origin.
+    restored: Option<(CpuSet, Origin)>,
+}
+
+/// Origin of a thread's affinity mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// The thread's cpuset alone.
+    Cpuset,
+    /// Also a mask that was set, by the program or whatever started it.
+    Request,
 }
 
 impl SoftAffinity {
     pub(crate) fn new(assigned: Assigned) -> Self {
-        Self { assigned, back_off: Duration::ZERO, away_until: None }
+        Self { assigned, back_off: Duration::ZERO, away_until: None, restored: None }
     }
 
     /// Returns whether there are more ranks than processors, so that the rank returns in every wait. Otherwise, it does so
@@ -205,7 +216,7 @@ impl SoftAffinity {
 
     /// Moves the thread to the processor, or away from it. Nothing depends on the move; if the system does not allow
     /// it, nothing changes.
-    fn travel(&self, to_it: bool) -> bool {
+    fn travel(&mut self, to_it: bool) -> bool {
         // The thread may have been bound in the meantime.
         let Ok(mask) = sched_getaffinity(None) else { return false };
         let mut narrow = if to_it { CpuSet::new() } else { mask };
@@ -220,9 +231,32 @@ impl SoftAffinity {
         {
             return false;
         }
-        let _ = sched_setaffinity(None, &mask);
+        self.restore(mask);
         true
     }
+
+    /// Restores the mask of the thread. The kernel keeps a mask that is set as a request, and intersects it with later
+    /// cpusets (Linux 6.2). If the thread had none, it therefore gets back a request for all processors. Otherwise, it
+    /// would keep to today's processors after its cpuset has shrunk and grown again.
+    fn restore(&mut self, mask: CpuSet) {
+        let known = self.restored.filter(|(known, _)| *known == mask).map(|(_, origin)| origin);
+        if known != Some(Origin::Request) && sched_setaffinity(None, &everywhere()).is_ok() {
+            let is_cpuset = || sched_getaffinity(None).is_ok_and(|all| all == mask);
+            if known == Some(Origin::Cpuset) || is_cpuset() {
+                self.restored = Some((mask, Origin::Cpuset));
+                return;
+            }
+        }
+        self.restored = Some((mask, Origin::Request));
+        let _ = sched_setaffinity(None, &mask);
+    }
+}
+
+/// Returns the mask of all processors that a mask can name.
+fn everywhere() -> CpuSet {
+    let mut all = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|processor| all.set(processor));
+    all
 }
 
 /// Returns the processor on which the calling thread runs. It does not use rustix, which panics where the vDSO lacks
@@ -289,6 +323,43 @@ mod tests {
             assert_eq!(sched_getaffinity(None).expect("a mask"), mask);
             affinity.come_back();
         }
+    }
+
+    /// As where a pool of processors shrinks and grows again.
+    #[test]
+    fn a_thread_that_has_come_back_follows_its_cpuset() {
+        const HIERARCHY: &str = "/sys/fs/cgroup/cpuset";
+        let group = format!("{HIERARCHY}/kolo-test-{}", std::process::id());
+        let [first, second, ..] = processors()[..] else {
+            eprintln!("skipped: a single processor");
+            return;
+        };
+        let put = |file: &str, value: &str| std::fs::write(format!("{group}/{file}"), value);
+        let memory = std::fs::read_to_string(format!("{HIERARCHY}/cpuset.mems"));
+        let made = memory.and_then(|memory| {
+            std::fs::create_dir(&group)?;
+            put("cpuset.mems", memory.trim())?;
+            put("cpuset.cpus", &first.to_string())
+        });
+        if let Err(error) = made {
+            eprintln!("skipped: no group with a cpuset can be made for a thread: {error}");
+            let _ = std::fs::remove_dir(&group);
+            return;
+        }
+        let found = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let own = rustix::thread::gettid().as_raw_nonzero().to_string();
+                put("tasks", &own).expect("a new group");
+                assert!(SoftAffinity::new(shared(first)).travel(true));
+                put("cpuset.cpus", &format!("{first},{second}")).expect("more processors");
+                let found = processors();
+                let _ = std::fs::write(format!("{HIERARCHY}/tasks"), own);
+                found
+            });
+            thread.join()
+        });
+        let _ = std::fs::remove_dir(&group);
+        assert_eq!(found.expect("no panic"), [first, second]);
     }
 
     #[test]

@@ -59,7 +59,7 @@ pub struct Config {
     pub algorithms: String,
     /// `KOLO_DETERMINISM`: `repeatable` or `canonical`.
     pub determinism: Determinism,
-    /// `KOLO_TIMEOUT`: seconds after which a blocking call gives up.
+    /// `KOLO_TIMEOUT`: seconds after which a blocking call gives up, above 0. [`Duration::MAX`] sets no limit.
     pub timeout: Duration,
     /// `KOLO_JOIN_TIMEOUT`: seconds to wait for all ranks to arrive, when joining and when communicators are split; 300
     /// if not set. Wherever a communicator is made, this value also becomes
@@ -319,6 +319,24 @@ fn only_unicode(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Re
             "its value is not valid UTF-8",
             "Use text; encode random bytes, for example with base64",
         )),
+    }
+}
+
+impl Config {
+    /// Refuses times of 0, as the variables do: the first call that has to wait would end the job.
+    pub(crate) fn check_times(&self) -> Result<()> {
+        let times = [
+            ("timeout (KOLO_TIMEOUT)", self.timeout),
+            ("silent_after (KOLO_SILENT_AFTER)", self.silent_after),
+        ];
+        match times.into_iter().find(|(_, time)| time.is_zero()) {
+            None => Ok(()),
+            Some((setting, _)) => Err(Error::configuration(
+                setting,
+                "a time of 0 leaves nothing to wait for",
+                "Use a time above 0; Duration::MAX sets no limit",
+            )),
+        }
     }
 }
 

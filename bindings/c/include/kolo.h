@@ -421,7 +421,7 @@ typedef enum {
     KOLO_BIT_AND = 6,
     KOLO_BIT_OR = 7,
     KOLO_BIT_XOR = 8,
-    /** Logical, for every type; the result is 1 or 0. */
+    /** Logical, for every type; the result is 1 or 0. A single operand (one rank, the first of a scan) stays as it is. */
     KOLO_LOGICAL_AND = 9,
     KOLO_LOGICAL_OR = 10,
     KOLO_LOGICAL_XOR = 11

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use super::cluster::Cluster;
@@ -11,7 +11,7 @@ use super::work::Work;
 use crate::config::{Config, TransportKind, Transports};
 use crate::control::{AbortCause, AbortKind};
 use crate::drive;
-use crate::error::{Error, Result};
+use crate::error::{Error, LossCause, Result};
 use crate::types::ReduceOp;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -121,6 +121,71 @@ fn a_started_collective_ends_though_nobody_waits_for_it() {
             }
             assert!(comm.recent()[0].took.is_some(), "{transport:?}: {}", comm.recent()[0]);
             drop(work);
+        })
+        .expect("the cluster");
+    }
+}
+
+fn only(transport: TransportKind, timeout: Duration) -> Config {
+    Config { transports: Transports::Only(vec![transport]), timeout, ..Config::default() }
+}
+
+/// Polls a handle as an executor does that has nothing else to do.
+fn poll_to_the_end<B: 'static>(mut work: Work<B>) -> Result<B> {
+    let until = Instant::now() + LONG;
+    loop {
+        if let Poll::Ready(result) = Pin::new(&mut work).poll(&mut Context::from_waker(Waker::noop())) {
+            return result;
+        }
+        assert!(Instant::now() < until, "it is polled for ever");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn without_a_helper_thread_an_operation_ends_when_a_rank_has_left() {
+    for transport in [TransportKind::Shm, TransportKind::Tcp] {
+        for awaits in [false, true] {
+            Cluster::with_config(2, &only(transport, 3 * LONG), |comm| {
+                drive::refused::from_now_on();
+                comm.barrier().expect("both are there");
+                if comm.rank() == 1 {
+                    return;
+                }
+                let work = comm.all_reduce_start(vec![1_i32; 8], ReduceOp::Sum).expect("starts");
+                let until = Instant::now() + LONG;
+                while !awaits && !work.is_done() {
+                    assert!(Instant::now() < until, "{transport:?}: it is polled for ever");
+                    std::thread::yield_now();
+                }
+                let result = if awaits { poll_to_the_end(work) } else { work.wait() };
+                let error = result.expect_err("rank 1 has left");
+                let has_left = matches!(&error, Error::PeerLost { peer: 1, cause: LossCause::Left, .. });
+                assert!(has_left, "{transport:?}: {error}");
+            })
+            .expect("the cluster");
+        }
+    }
+}
+
+#[test]
+fn without_a_helper_thread_an_awaited_handle_times_out_and_hears_of_aborts() {
+    let timeout = Duration::from_millis(100);
+    for transport in [TransportKind::Shm, TransportKind::Tcp] {
+        Cluster::with_config(2, &only(transport, timeout), |comm| {
+            drive::refused::from_now_on();
+            if comm.rank() == 1 {
+                let aborted = comm.recv_tagged_start(vec![0_u8], 0, 7).expect("starts");
+                comm.probe_within(Some(0), 0..=0, 2 * LONG).expect_err("rank 0 gives up");
+                poll_to_the_end(aborted).expect_err("it was aborted");
+                return;
+            }
+            let never = comm.recv_tagged_start(vec![0_u8], 1, 7).expect("starts");
+            let error = poll_to_the_end(never).expect_err("nothing comes");
+            assert!(
+                matches!(&error, Error::Timeout { after, .. } if *after == timeout),
+                "{transport:?}: {error}"
+            );
         })
         .expect("the cluster");
     }

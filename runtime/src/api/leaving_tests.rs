@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use super::Communicator;
 use super::cluster::Cluster;
 use crate::config::{Config, TransportKind, Transports};
-use crate::control::{Control, ControlRuntime, ExchangeKey};
+use crate::control::{Control, ControlRuntime, Departure, ExchangeKey};
+use crate::drive;
 use crate::error::{AbortReason, Error, LossCause, Result};
 use crate::join::JoinSpec;
 use crate::types::ReduceOp;
@@ -69,6 +70,60 @@ fn nobody_is_asked_about_a_message_that_is_only_polled() {
         comm.barrier().expect("both come");
         comm.send(&[1_u8], 1 - comm.rank()).expect("sent");
         message.wait().expect("received");
+    })
+    .expect("the cluster");
+}
+
+/// As the last receive of a server, for which no client happens to have a message.
+#[test]
+fn a_receive_whose_message_does_not_come_holds_nobody_up() {
+    const LIMIT: Duration = Duration::from_secs(20);
+    for transport in [TransportKind::Shm, TransportKind::Tcp] {
+        let config = Config { transports: Transports::Only(vec![transport]), ..Config::default() };
+        Cluster::with_config(2, &config, |comm| {
+            drop(comm.recv_tagged_start(vec![0_u8], 1 - comm.rank(), 7).expect("starts"));
+            comm.barrier().expect("all come");
+            let leaves = Instant::now();
+            let departure = drive::close(&comm.shared, LIMIT);
+            let took = leaves.elapsed();
+            assert!(
+                departure == Departure::Orderly && took < LIMIT / 2,
+                "{transport:?}: {departure:?}, {took:?}"
+            );
+        })
+        .expect("the cluster");
+    }
+}
+
+/// Rank 1 leaves behind messages that it has not read, and a receive whose message does not come. A connection that is
+/// closed with unread bytes takes along what the kernel has not delivered.
+#[test]
+fn what_was_sent_arrives_from_a_rank_that_leaves_with_an_open_receive() {
+    const BYTES: usize = 1 << 20;
+    let config = Config {
+        transports: Transports::Only(vec![TransportKind::Tcp]),
+        timeout: Duration::from_secs(20),
+        unexpected_bytes: 0,
+        ..Config::default()
+    };
+    Cluster::with_config(2, &config, |comm| {
+        let peer = 1 - comm.rank();
+        if comm.rank() == 1 {
+            drop(comm.recv_tagged_start(vec![0_u8], peer, 7).expect("starts"));
+            comm.barrier().expect("all come");
+            comm.send(&vec![1_u8; BYTES], peer).expect("the kernel takes it");
+            return;
+        }
+        comm.send_tagged(&[0_u8; 8192], peer, 9).expect("the kernel takes it");
+        comm.barrier().expect("all come");
+        let until = Instant::now() + Duration::from_secs(60);
+        while !comm.shared.membership.departed(peer) {
+            assert!(Instant::now() < until, "rank 1 does not leave");
+            std::thread::yield_now();
+        }
+        let mut received = vec![0_u8; BYTES];
+        comm.recv(&mut received, peer).expect("it was reported as sent");
+        assert!(received.iter().all(|byte| *byte == 1));
     })
     .expect("the cluster");
 }

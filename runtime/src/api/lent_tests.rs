@@ -174,3 +174,22 @@ fn a_panic_in_a_wait_for_a_started_operation() {
     })
     .expect("the cluster");
 }
+
+/// Most exchanges are over within the first polls, before the full wait begins.
+#[test]
+fn a_panic_at_the_first_poll_of_an_exchange() {
+    let steps = Steps::default();
+    Cluster::with_config(2, &config(TransportKind::Shm, None), |comm| {
+        comm.barrier().expect("both are there");
+        if comm.rank() == 0 {
+            injected::at_next_exchange();
+            catch_unwind(AssertUnwindSafe(|| comm.barrier())).expect_err("injected");
+            steps.wait(1);
+            return;
+        }
+        let error = comm.barrier().expect_err("rank 0 has panicked").to_string();
+        steps.done(1);
+        assert!(error.contains("panicked"), "{error}");
+    })
+    .expect("the cluster");
+}

@@ -8,6 +8,8 @@ mod batch;
 mod builder;
 mod cluster;
 mod collectives;
+#[cfg(test)]
+mod counts_tests;
 mod elastic;
 #[cfg(test)]
 mod elastic_tests;
@@ -35,6 +37,8 @@ mod registration;
 mod scope;
 mod scope_messages;
 mod shards;
+#[cfg(test)]
+mod single_tests;
 mod stable;
 mod start;
 mod start_messages;

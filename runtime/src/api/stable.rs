@@ -8,7 +8,8 @@ use bytes::BytesMut;
 /// # Safety
 /// Until the owner is dropped, `elements` and `elements_ref` return the same address and length each time, even after
 /// the owner was moved. Their memory holds valid elements, is valid until then, and nobody reaches it other than through
-/// this owner: operations read and write it from other threads.
+/// this owner: operations read and write it from other threads. While an operation runs, Kolo keeps the owner in one
+/// place and does not touch it.
 pub unsafe trait StableBuffer {
     /// Type of an element.
     type Item;

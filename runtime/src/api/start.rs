@@ -3,6 +3,9 @@
 //! Each method takes its buffer by value, a `Vec` or any other [`StableBuffer`], and [`Work::wait`] gives the output
 //! back. The handle may therefore be dropped, leaked or forgotten. Operations started on a communicator overlap; all
 //! ranks start them in the same order. For borrowed buffers see [`Communicator::scope`].
+//!
+//! An owner is put in its box before the address of its elements is taken, and stays there: moving a `Box<[T]>` asserts
+//! that no other pointer accesses the elements.
 
 use std::sync::Arc;
 
@@ -23,17 +26,18 @@ macro_rules! starts_in_place {
         ///
         /// # Errors
         #[doc = concat!("As [`Communicator::", stringify!($blocking), "`].")]
-        pub fn $name<B>(&self, mut $buffer: B $(, $arg: $type)*) -> Result<Work<B>>
+        pub fn $name<B>(&self, $buffer: B $(, $arg: $type)*) -> Result<Work<B>>
         where
             B: StableBuffer<Item: Element> + Send + 'static,
         {
+            let mut kept = Box::new($buffer);
             let call = {
-                let $buffer = $buffer.elements();
+                let $buffer = kept.elements();
                 self.$call($($given),*)?
             };
-            // SAFETY: the call is on these elements. The engine keeps their owner until the operation is done, and
-            // moving the owner does not move them.
-            let ticket = unsafe { drive::start(&self.shared, &call, Some(Box::new($buffer))) }?;
+            // SAFETY: the call is on these elements. The engine keeps their owner, which does not move any more, until
+            // the operation is done.
+            let ticket = unsafe { drive::start(&self.shared, &call, Some(kept)) }?;
             Ok(self.work(ticket))
         }
     )*};
@@ -52,12 +56,13 @@ macro_rules! starts_into {
             B: StableBuffer<Item: Element> + Send + 'static,
         {
             let $comm = self;
-            let kept = $input;
+            let mut keep = Box::new(Pair { output: Vec::new(), input: $input });
+            let Pair { output: $output, input: kept } = &mut *keep;
             let $input = kept.elements_ref();
-            let mut $output = $room;
+            *$output = $room;
             let call = $comm.$call($($given),*)?;
-            let keep = Box::new(Pair { output: $output, _input: kept });
-            // SAFETY: the call is on these elements, whose owners the engine keeps until the operation is done.
+            // SAFETY: the call is on these elements, whose owners the engine keeps, without moving them, until the
+            // operation is done.
             let ticket = unsafe { drive::start(&self.shared, &call, Some(keep)) }?;
             let output = |kept: Kept, _| kept.downcast::<Pair<B>>().ok().map(|pair| pair.output);
             Ok(Work::extracting(Arc::clone(&self.shared), ticket, output))
@@ -85,26 +90,26 @@ impl Communicator {
         /// Starts an all-gather; the work gives the blocks of all ranks in rank order.
         all_gather_start(comm, input) as all_gather
             => output = comm.room(Collective::AllGather, &vec![input.len(); comm.world_size() as usize])?,
-            all_gather_call(input, &mut output);
+            all_gather_call(input, output);
         /// Starts a gather; the work gives the blocks of all ranks on the root, and nothing elsewhere.
         gather_start(comm, input, root: u32) as gather
             => output = comm.room(Collective::Gather, &vec![input.len(); comm.blocks_at(root)])?,
-            gather_call(input, &mut output, root);
+            gather_call(input, output, root);
         /// Starts a scatter; the work gives this rank's block, of `count` elements. `input` is used on the root only.
         scatter_start(comm, input, count: usize, root: u32) as scatter
-            => output = comm.room(Collective::Scatter, &[count])?, scatter_call(input, &mut output, root);
+            => output = comm.room(Collective::Scatter, &[count])?, scatter_call(input, output, root);
         /// Starts a reduce-scatter; the work gives this rank's block. The input is cut into equal blocks.
         reduce_scatter_start(comm, input, op: ReduceOp) as reduce_scatter
             => output = zeros(input.len() / comm.world_size() as usize),
-            reduce_scatter_call(input, &mut output, op);
+            reduce_scatter_call(input, output, op);
         /// Starts an all-to-all; the work gives the received blocks. The input is cut into equal blocks.
         all_to_all_start(comm, input) as all_to_all
-            => output = zeros(input.len()), all_to_all_call(input, &mut output);
+            => output = zeros(input.len()), all_to_all_call(input, output);
         /// Starts an all-gather of blocks of `counts[r]` elements from each rank r; the work gives all of them in
         /// rank order.
         all_gather_v_start(comm, input, counts: &[usize]) as all_gather_v
             => output = comm.room(Collective::AllGather, counts)?,
-            all_gather_v_call(input, &mut output, counts);
+            all_gather_v_call(input, output, counts);
         /// Starts a reduce-scatter of blocks of `counts[r]` elements for each rank r; the work gives this rank's
         /// block.
         reduce_scatter_v_start(comm, input, counts: &[usize], op: ReduceOp) as reduce_scatter_v
@@ -112,22 +117,22 @@ impl Communicator {
                 comm.expect_counts(Collective::ReduceScatter, "counts", counts)?;
                 comm.room(Collective::ReduceScatter, &counts[comm.rank() as usize..][..1])?
             },
-            reduce_scatter_v_call(input, &mut output, counts, op);
+            reduce_scatter_v_call(input, output, counts, op);
         /// Starts a gather of `counts[r]` elements from each rank r; the work gives all of them on the root, and
         /// nothing elsewhere. `counts` is used on the root only.
         gather_v_start(comm, input, counts: &[usize], root: u32) as gather_v
             => output = comm.room(Collective::Gather, if comm.rank() == root { counts } else { &[] })?,
-            gather_v_call(input, &mut output, counts, root);
+            gather_v_call(input, output, counts, root);
         /// Starts a scatter that gives each rank r `counts[r]` elements of the root's input; the work gives this
         /// rank's `count` elements. `input` and `counts` are used on the root only.
         scatter_v_start(comm, input, counts: &[usize], count: usize, root: u32) as scatter_v
             => output = comm.room(Collective::Scatter, &[count])?,
-            scatter_v_call(input, &mut output, counts, root);
+            scatter_v_call(input, output, counts, root);
         /// Starts an all-to-all of `send_counts[s]` elements to each rank s and `recv_counts[r]` from each rank r;
         /// the work gives the received elements in rank order.
         all_to_all_v_start(comm, input, send_counts: &[usize], recv_counts: &[usize]) as all_to_all_v
             => output = comm.room(Collective::AllToAll, recv_counts)?,
-            all_to_all_v_call(input, send_counts, &mut output, recv_counts);
+            all_to_all_v_call(input, send_counts, output, recv_counts);
     }
 
     /// Starts a barrier: the work is done once every rank has started it.
@@ -161,5 +166,5 @@ impl Communicator {
 /// Input and output of one operation.
 struct Pair<B: StableBuffer> {
     output: Vec<B::Item>,
-    _input: B,
+    input: B,
 }

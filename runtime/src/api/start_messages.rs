@@ -32,9 +32,10 @@ impl Communicator {
     where
         B: StableBuffer<Item: Element> + Send + 'static,
     {
-        let transfer = Transfer::send(RawMessage::of(data.elements_ref(), tag), to);
-        // SAFETY: the engine keeps the buffer until the send is done; moving it does not move its elements.
-        let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(data))) }?;
+        let kept = Box::new(data);
+        let transfer = Transfer::send(RawMessage::of(kept.elements_ref(), tag), to);
+        // SAFETY: the engine keeps the buffer, which does not move any more, until the send is done.
+        let ticket = unsafe { self.start_transfer(transfer, Some(kept)) }?;
         Ok(self.work(ticket))
     }
 
@@ -53,13 +54,14 @@ impl Communicator {
     ///
     /// # Errors
     /// See [`Communicator::recv`].
-    pub fn recv_tagged_start<B>(&self, mut data: B, from: u32, tag: u32) -> Result<Work<B>>
+    pub fn recv_tagged_start<B>(&self, data: B, from: u32, tag: u32) -> Result<Work<B>>
     where
         B: StableBuffer<Item: Element> + Send + 'static,
     {
-        let transfer = Transfer::recv(RawMessage::of_mut(data.elements(), tag), from);
+        let mut kept = Box::new(data);
+        let transfer = Transfer::recv(RawMessage::of_mut(kept.elements(), tag), from);
         // SAFETY: as above.
-        let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(data))) }?;
+        let ticket = unsafe { self.start_transfer(transfer, Some(kept)) }?;
         Ok(self.work(ticket))
     }
 
@@ -78,13 +80,14 @@ impl Communicator {
     ///
     /// # Errors
     /// See [`Communicator::recv_any`].
-    pub fn recv_any_tagged_start<B>(&self, mut data: B, tag: u32) -> Result<Work<(B, u32)>>
+    pub fn recv_any_tagged_start<B>(&self, data: B, tag: u32) -> Result<Work<(B, u32)>>
     where
         B: StableBuffer<Item: Element> + Send + 'static,
     {
-        let transfer = Transfer::recv_any(RawMessage::of_mut(data.elements(), tag));
+        let mut kept = Box::new(data);
+        let transfer = Transfer::recv_any(RawMessage::of_mut(kept.elements(), tag));
         // SAFETY: as above.
-        let ticket = unsafe { self.start_transfer(transfer, Some(Box::new(data))) }?;
+        let ticket = unsafe { self.start_transfer(transfer, Some(kept)) }?;
         let result = |kept: Kept, source: Option<u32>| Some((*kept.downcast::<B>().ok()?, source?));
         Ok(Work::extracting(Arc::clone(&self.shared), ticket, result))
     }

@@ -126,8 +126,17 @@ impl<B: 'static> Work<B> {
                 core.progress();
                 unfinished = next(&core.engine).filter(|_| core.engine.failure().is_none());
             }
-            if let Some(Ticket { id, .. }) = unfinished.filter(|ticket| ticket.waited.summary().is_some()) {
-                core.awaited.note_poll(id);
+            if let Some(Ticket { id, waited }) = unfinished {
+                let is_collective = waited.summary().is_some();
+                if is_collective {
+                    core.awaited.note_poll(id);
+                }
+                // Without a helper thread, only this one finds what ends the operation.
+                if self.shared.attendance.is_refused() {
+                    let is_aborted = self.shared.membership.abort_flag().is_raised();
+                    let must_end = is_aborted || is_collective && drive::must_end(&self.shared, &core, id);
+                    unfinished = unfinished.filter(|_| !must_end);
+                }
             }
             if core.awaited.has_to_wake() {
                 drive::wake_tasks(core);
@@ -199,7 +208,10 @@ impl<B: 'static> Work<B> {
         drive::wake_tasks(core);
         drop(replaced);
         if !drive::call_helper(&self.shared) {
-            // Without a helper thread only the task itself advances the operation.
+            // Without a helper thread only the task itself advances the operation, and finds what ends it.
+            if drive::ends_unhelped(&self.shared, id) {
+                return true;
+            }
             task.wake_by_ref();
         }
         false

@@ -38,6 +38,8 @@ pub(crate) struct Attendance {
     asleep: AtomicBool,
     /// Whether the communicator is being dropped.
     leaving: AtomicBool,
+    /// Whether the system has refused the helper's thread, so that waiting and polling threads do all the work.
+    refused: AtomicBool,
     // The helper never takes the core while it holds this lock, since others take the lock while they hold the core.
     helper: Mutex<Helper>,
     wake: Condvar,
@@ -57,6 +59,7 @@ impl Default for Attendance {
             pending: AtomicBool::new(false),
             asleep: AtomicBool::new(true),
             leaving: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
             helper: Mutex::default(),
             wake: Condvar::new(),
         }
@@ -80,6 +83,16 @@ impl Attendance {
         let is_there = start(&mut helper);
         self.wake.notify_one();
         is_there
+    }
+
+    /// Notes whether the system has refused the helper's thread. Returns whether that was so before.
+    pub(crate) fn note_refused(&self, is_refused: bool) -> bool {
+        self.refused.swap(is_refused, Ordering::Relaxed)
+    }
+
+    /// Returns whether the system has refused the helper's thread.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// Notes that the driver has found nothing left to do. A thread that starts something more holds the core, and says

@@ -75,6 +75,7 @@ pub(crate) struct Making {
 impl Making {
     /// Makes the communicator. All members call it. Blocks until all have, at most until the deadline.
     pub(crate) fn connect(mut self) -> Result<Shared> {
+        self.config.check_times()?;
         let driver = gpu::driver(&self.config)?;
         let membership = self.world.control.register_below(
             self.id,
@@ -260,6 +261,7 @@ pub(super) fn broken(rank: u32, error: &dyn std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::Cluster;
     use crate::join::{JoinSpec, Locator};
 
     #[test]
@@ -270,5 +272,18 @@ mod tests {
         assert_eq!(patience(&long), long.join_timeout, "longer than the default too");
         let boundless = Config { join_timeout: Duration::MAX, ..Config::default() };
         assert_eq!(patience(&boundless), MOST_PATIENCE);
+    }
+
+    #[test]
+    fn a_time_of_zero_is_refused_as_in_the_environment() {
+        let timeout = Config { timeout: Duration::ZERO, ..Config::default() };
+        let silent = Config { silent_after: Duration::ZERO, ..Config::default() };
+        for (config, name) in [(timeout, "timeout"), (silent, "silent_after")] {
+            let error = Cluster::with_config(2, &config, |_| ()).expect_err("it is refused");
+            assert!(
+                matches!(&error, Error::Configuration { setting, .. } if setting.contains(name)),
+                "{error}"
+            );
+        }
     }
 }

@@ -23,6 +23,8 @@ pub(super) enum Awaits {
     All,
     /// Any one of them is enough, as for a receive from any source.
     Any,
+    /// All of them, but for calls that the program polls, and not for the call of this thread.
+    Polled,
 }
 
 /// Asks some peers what they are doing.
@@ -70,14 +72,16 @@ pub(super) fn examine(
     answers.retain(|(peer, _)| peers.contains(peer));
     let has_left = |peer: u32| shared.membership.departed(peer);
     let departed = |peer| match needs {
-        Awaits::All => has_left(peer),
+        Awaits::All | Awaits::Polled => has_left(peer),
         // Such a wait is over only if all have left.
         Awaits::Any => peers.iter().all(|peer| has_left(*peer)),
     };
     let own = |sequence| shared.core().calls.recorder.find(sequence);
-    match judge(&answers, own, departed, suspected) {
+    let call = (needs != Awaits::Polled).then_some(waited);
+    match judge(&answers, own, call, departed, suspected) {
         Judgement::Nothing => Ok(Suspicion::None),
         Judgement::HasLeft => Ok(Suspicion::HasLeft),
+        Judgement::HasFinished => Ok(Suspicion::HasFinished),
         Judgement::Over(cause) => {
             // A rank that fails says why before it leaves; its word is the cause then.
             if !shared.membership.abort_flag().is_raised() {

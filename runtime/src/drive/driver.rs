@@ -27,6 +27,10 @@ const SHORT_BYTES: usize = 64 << 10;
 /// Pause between two polls of copies that send no notification: about the duration of a segment's copy.
 const COPY_NAP: Duration = Duration::from_micros(50);
 
+/// Time after which a peer that shares memory and has finished a call has sent everything in it. Its first message to
+/// this rank may have to wait until it calls Kolo again.
+const COUNTS_GRACE: Duration = Duration::from_secs(3);
+
 /// A goal to which a thread drives the engine.
 pub(super) trait Goal {
     /// Advances the goal and all other outstanding work.
@@ -199,6 +203,8 @@ struct Driver<'a, G> {
     shows_wait: bool,
     /// Whether the last question has found that a rank has left which only a polled collective needs.
     suspects_polled: bool,
+    /// Whether the last question has found that a peer has finished this call, whose counts may differ.
+    suspects_counts: bool,
 }
 
 impl<'a, G: Goal> Driver<'a, G> {
@@ -213,6 +219,7 @@ impl<'a, G: Goal> Driver<'a, G> {
             has_asked: false,
             shows_wait: false,
             suspects_polled: false,
+            suspects_counts: false,
         }
     }
 
@@ -347,22 +354,31 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         let is_over = |core: &Core| goal.operation().is_some_and(|id| core.engine.is_done(id));
         let own = |core: &Core| if is_over(core) { Vec::new() } else { goal.waiting_for(core) };
         let found = asking::examine(shared, waited, needs, own, suspected && !suspects_polled)?;
-        if found == Suspicion::HasLeft {
+        self.suspects_counts = found == Suspicion::HasFinished;
+        if found != Suspicion::None {
             return Ok(found);
         }
         // No thread waits for the collectives that the program polls.
         let suspected = suspected && suspects_polled;
-        let found = asking::examine(shared, waited, Awaits::All, Core::polled_wait_for, suspected)?;
+        let found = asking::examine(shared, waited, Awaits::Polled, Core::polled_wait_for, suspected)?;
         self.suspects_polled = found == Suspicion::HasLeft;
         Ok(found)
     }
 
-    /// The peer's goodbye over the control plane overtakes bytes that are sent again after a packet loss. The end of
+    /// The peer's word over the control plane overtakes bytes that are sent again after a packet loss. The end of
     /// its connection comes behind these bytes. A network that is broken for good never reports that end, so it is
     /// waited for only up to a limit.
     fn is_outrun(&mut self, left_for: Duration) -> bool {
         let core = self.core();
         let shared = self.shared;
+        if self.suspects_counts {
+            let peers = self.goal.waiting_for(&core);
+            let share_memory = |peer: &u32| shared.group.route(*peer).is_some_and(Route::shares_memory);
+            let limit =
+                if peers.iter().all(share_memory) { COUNTS_GRACE } else { shared.world.control.dead_after() };
+            self.core = Some(core);
+            return left_for < limit;
+        }
         let peers = if self.suspects_polled { core.polled_wait_for() } else { self.goal.waiting_for(&core) };
         let is_outrun = left_for < shared.world.control.dead_after()
             && peers

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::driver::{Fault, Goal, drive, patience};
+use super::lent::Lent;
 use super::run::Begun;
 use super::{Step, lend};
 use crate::call::{Call, Waited};
@@ -22,26 +23,36 @@ const POLLS_FIRST: u32 = 64;
 #[inline(always)]
 pub(super) unsafe fn run_exchange<'a>(
     shared: &'a Shared,
-    mut core: CoreGuard<'a>,
+    core: CoreGuard<'a>,
     call: &Call,
     begun: &Begun,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
     let combine = begun.combine(shared, call)?;
+    let lent = Lent::new(shared);
+    // Dropped before the guard, which needs it.
+    let mut core = core;
     let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
     let mut visit =
         Visit { call, cursor: exchange.compiled.enter(call, combine, begun.tag), has_just_looked: true };
     if visit.cursor.may_lend() {
         // All of it runs inside `lend`, which takes the buffers back after a panic.
         visit.has_just_looked = false;
+        lent.take_back();
         return watched(shared, core, visit, begun.waited(call), limit);
     }
     let mut polls = if shared.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
+    #[cfg(test)]
+    super::injected::first_poll();
     loop {
         match visit.advance(&mut core) {
-            Ok(true) => return Ok(core),
+            Ok(true) => {
+                lent.take_back();
+                return Ok(core);
+            }
             Ok(false) => {}
             Err(fault) => {
+                lent.take_back();
                 drop(core);
                 return Err(fault.error(shared, begun.waited(call)));
             }
@@ -53,6 +64,7 @@ pub(super) unsafe fn run_exchange<'a>(
         // No more often than this: each poll takes the cache line from the rank that is about to write it.
         wait::spin();
     }
+    lent.take_back();
     watched(shared, core, visit, begun.waited(call), limit)
 }
 

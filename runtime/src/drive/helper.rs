@@ -9,10 +9,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::task::Waker;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::driver::{Fault, Goal, drive};
-use super::{Patience, Step, fail, lend};
+use super::{Patience, Step, fail, lend, time_out};
 use crate::call::Waited;
 use crate::communicator::{Core, CoreGuard, Shared};
 use crate::engine::Id;
@@ -31,18 +32,58 @@ const HELPING: Waited = Waited::other("progress of asynchronous operations");
 pub(crate) fn call_helper(shared: &Arc<Shared>) -> bool {
     shared.attendance.leave_work(|helper| {
         if helper.thread.is_none() && !helper.stop {
-            let own = Arc::clone(shared);
-            helper.thread = std::thread::Builder::new()
-                .name(format!("kolo-helper-{}", shared.group.rank))
-                .spawn(move || help_to_the_end(&own))
-                .map_err(
-                    |error| tracing::warn!(%error, "no helper thread: asynchronous operations progress in wait"),
-                )
-                .ok();
+            let spawned = spawn(shared);
+            // Each poll of a task tries again.
+            let is_known = shared.attendance.note_refused(spawned.is_err());
+            if let (Err(error), false) = (&spawned, is_known) {
+                tracing::warn!(%error, "no helper thread: asynchronous operations progress in wait");
+            }
+            helper.thread = spawned.ok();
         }
         // The thread that closes the communicator wakes all tasks at its end.
         helper.thread.is_some() || helper.stop
     })
+}
+
+fn spawn(shared: &Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
+    #[cfg(test)]
+    if refused::is() {
+        return Err(std::io::ErrorKind::WouldBlock.into());
+    }
+    let own = Arc::clone(shared);
+    let name = format!("kolo-helper-{}", shared.group.rank);
+    std::thread::Builder::new().name(name).spawn(move || help_to_the_end(&own))
+}
+
+/// Returns whether an awaited operation, if there is no helper thread to find that out, will end soon in a thread that
+/// waits for it: it is over, or its time, or something has happened that ends it.
+pub(crate) fn ends_unhelped(shared: &Shared, id: Id) -> bool {
+    if !shared.attendance.is_refused() {
+        return false;
+    }
+    let core = shared.core();
+    if must_end(shared, &core, id) || core.engine.is_done(id) {
+        return true;
+    }
+    let Some((late, waited, limit)) = core.awaited.overdue() else { return false };
+    let peers = core.waiting_for(late);
+    drop(core);
+    drop(time_out(shared, waited, limit, &peers));
+    true
+}
+
+/// Returns whether something has happened that ends operations, or this one: a failure, an abort, or the departure of a
+/// rank that it needs.
+pub(crate) fn must_end(shared: &Shared, core: &Core, id: Id) -> bool {
+    if shared.membership.abort_flag().is_raised() || core.engine.failure().is_some() {
+        return true;
+    }
+    if core.engine.is_done(id) {
+        return false;
+    }
+    let (peers, has_left) = (core.waiting_for(id), |peer: &u32| shared.membership.departed(*peer));
+    let is_enough = core.engine.is_from_any(id);
+    !peers.is_empty() && if is_enough { peers.iter().all(has_left) } else { peers.iter().any(has_left) }
 }
 
 /// Ends the helper thread.
@@ -162,5 +203,25 @@ impl Goal for Help<'_> {
 
     fn is_from_any(&self, core: &Core) -> bool {
         self.first.is_some_and(|id| core.engine.is_from_any(id))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod refused {
+    //! A system that starts no more threads.
+
+    use std::cell::Cell;
+
+    thread_local! {
+        static IS_REFUSED: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Lets this thread start no helpers any more.
+    pub(crate) fn from_now_on() {
+        IS_REFUSED.set(true);
+    }
+
+    pub(super) fn is() -> bool {
+        IS_REFUSED.get()
     }
 }

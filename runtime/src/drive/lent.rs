@@ -13,7 +13,22 @@ use crate::error::LossCause;
 use crate::failure::Cause;
 
 /// Memory lent to the engine. Only unwinding drops it.
-struct Lent<'a>(&'a Shared);
+pub(super) struct Lent<'a>(&'a Shared);
+
+impl<'a> Lent<'a> {
+    /// Guards the code behind it as [`lend`] does, where a call is too short for anything more. The core is dropped
+    /// before the guard.
+    #[inline(always)]
+    pub(super) const fn new(shared: &'a Shared) -> Self {
+        Self(shared)
+    }
+
+    /// Ends the guard: nothing has panicked.
+    #[inline(always)]
+    pub(super) fn take_back(self) {
+        std::mem::forget(self);
+    }
+}
 
 /// Runs code that lends the caller's memory to the engine, and that owns the core while it runs. If it panics, the
 /// communicator is aborted on all ranks before the panic goes on, so nothing touches that memory any more. A panic
@@ -22,9 +37,9 @@ struct Lent<'a>(&'a Shared);
 pub(crate) fn lend<R>(shared: &Shared, body: impl FnOnce() -> R) -> R {
     // Dropped last: everything that a panic sets off is part of the call.
     let _whole = Whole::new();
-    let lent = Lent(shared);
+    let lent = Lent::new(shared);
     let result = body();
-    std::mem::forget(lent);
+    lent.take_back();
     result
 }
 
@@ -46,6 +61,16 @@ pub(crate) mod injected {
 
     thread_local! {
         static NEXT_PAUSE: Cell<bool> = const { Cell::new(false) };
+        static NEXT_EXCHANGE: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Makes the next exchange of this thread panic at its first poll.
+    pub(crate) fn at_next_exchange() {
+        NEXT_EXCHANGE.set(true);
+    }
+
+    pub(in super::super) fn first_poll() {
+        assert!(!NEXT_EXCHANGE.take(), "injected");
     }
 
     /// Makes the next pause of this thread panic.

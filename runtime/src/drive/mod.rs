@@ -26,7 +26,9 @@ pub(crate) use close::close;
 pub(crate) use driver::ask_for;
 pub(crate) use driver::{wait_for, wait_for_all};
 pub(crate) use fail::{abort, check_usable, fail, revoke, standing_error};
-pub(crate) use helper::{call_helper, wake_tasks};
+#[cfg(test)]
+pub(crate) use helper::refused;
+pub(crate) use helper::{call_helper, ends_unhelped, must_end, wake_tasks};
 #[cfg(test)]
 pub(crate) use lent::injected;
 pub(crate) use lent::lend;
@@ -82,6 +84,8 @@ pub(crate) enum Suspicion {
     None,
     /// An awaited peer has left.
     HasLeft,
+    /// An awaited peer has finished the call in which it is awaited.
+    HasFinished,
 }
 
 /// Surroundings of a waiting thread: the work that it advances, the news that it hears, the peers that it asks, and its
@@ -111,13 +115,13 @@ pub(crate) trait Waiter {
         Ok(())
     }
 
-    /// Asks the awaited peers what they do. Called when nothing has moved for some time. If one of them has left, that
-    /// is only a suspicion at first, since data sent before may still arrive.
+    /// Asks the awaited peers what they do. Called when nothing has moved for some time. If one of them has left, or has
+    /// finished the call, that is only a suspicion at first, since data sent before may still arrive.
     fn ask(&mut self, _suspected: bool) -> Result<Suspicion, Self::Error> {
         Ok(Suspicion::None)
     }
 
-    /// Returns whether data from an awaited peer may still arrive although the peer left `left_for` ago.
+    /// Returns whether data from an awaited peer may still arrive although the peer has been suspected for `left_for`.
     fn is_outrun(&mut self, _left_for: Duration) -> bool {
         false
     }

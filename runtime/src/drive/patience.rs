@@ -42,7 +42,7 @@ pub(crate) struct Patience {
     /// How long nothing has moved, as counted for the graces.
     waited: Duration,
     asked_at: Option<Instant>,
-    /// When an awaited peer was first found to have left.
+    /// When an awaited peer was first found to have left, or to have finished.
     suspected_at: Option<Instant>,
     /// News of the last check. A later step has seen all data that came before them.
     heard: Option<News>,
@@ -148,7 +148,7 @@ impl Patience {
             self.asked_at = Some(now);
             let found = waiter.ask(suspected_at.is_some())?;
             let first = self.suspected_at.unwrap_or_else(|| waiter.now());
-            self.suspected_at = (found == Suspicion::HasLeft).then_some(first);
+            self.suspected_at = (found != Suspicion::None).then_some(first);
         }
         Ok(if is_over { Next::Check } else { next })
     }

@@ -20,6 +20,17 @@ impl Engine {
         }
     }
 
+    /// Returns whether there are collectives that are not done.
+    pub(crate) fn has_open_collectives(&self) -> bool {
+        self.running > 0
+    }
+
+    /// Returns the number of operations and transfers that are not done and may still matter to somebody when the
+    /// communicator ends.
+    pub(crate) fn needed_at_end(&self) -> usize {
+        self.running + self.transfers.needed_at_end()
+    }
+
     /// Gives an operation that is not done the number by which [`next_ended`](Self::next_ended) reports its end,
     /// whether or not anybody waits for it.
     pub(crate) fn number(&mut self, id: Id, number: u64) {

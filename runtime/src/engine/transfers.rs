@@ -130,6 +130,14 @@ impl Transfers {
         self.active
     }
 
+    /// Returns the number of outstanding transfers that may still matter when the communicator ends: those with a handle,
+    /// and sends to other ranks.
+    pub(super) fn needed_at_end(&self) -> usize {
+        let is_sent = |transfer: &Transfer| transfer.kind == Kind::Send && transfer.peer != self.rank;
+        let posted = self.slots.iter().filter(|transfer| transfer.phase == Phase::Posted);
+        posted.filter(|transfer| !transfer.forgotten || is_sent(transfer)).count()
+    }
+
     /// Returns whether `more` further transfers can be outstanding.
     pub(crate) fn has_room_for(&self, more: usize) -> bool {
         self.slots.len() - self.free.len() + more <= MOST_SLOTS

@@ -9,7 +9,7 @@ use kolo_transport::{Error, ErrorKind};
 use super::{Cause, called_by};
 use crate::call;
 use crate::call::{Summary, Waited};
-use crate::control::{AbortCause, AbortKind, Loss, Status};
+use crate::control::{AbortCause, AbortKind, Loss, Past, Status};
 use crate::engine::label;
 use crate::error::{AbortReason, LossCause, PeerCall};
 use crate::types::DataType;
@@ -147,20 +147,27 @@ pub(crate) enum Judgement {
     Nothing,
     /// One has left, but its earlier messages may still arrive.
     HasLeft,
+    /// One has finished the call for which this rank waits, but its messages may still arrive.
+    HasFinished,
     Over(Cause),
 }
 
-/// Judges the answers of peers that a rank with these calls waits for. A peer counts as having left for good once that
-/// was `suspected` for some time.
+/// Judges the answers of peers that a rank with these calls waits for, in the call `waited` if it is known. A peer counts
+/// as having left or finished for good once that was `suspected` for some time.
 pub(crate) fn judge(
     answers: &[(u32, Option<Status>)],
     own: impl Fn(u64) -> Option<Summary>,
+    waited: Option<Waited>,
     departed: impl Fn(u32) -> bool,
     suspected: bool,
 ) -> Judgement {
     for (peer, status) in answers {
         if let Some(cause) = status.as_ref().and_then(|status| first_difference(*peer, status, &own)) {
             return Judgement::Over(cause);
+        }
+        let finished = status.as_ref().zip(waited).and_then(|(status, waited)| fewer(*peer, status, waited));
+        if let Some(cause) = finished {
+            return if suspected { Judgement::Over(cause) } else { Judgement::HasFinished };
         }
         if departed(*peer) {
             return if suspected { Judgement::Over(has_left(*peer)) } else { Judgement::HasLeft };
@@ -172,6 +179,28 @@ pub(crate) fn judge(
 fn has_left(peer: u32) -> Cause {
     let text = "it has dropped its communicator or exited, and is not in this call";
     Cause::PeerLost { peer, cause: Loss::new(LossCause::Left, text) }
+}
+
+/// Returns the cause if a peer has finished the call with blocks of unequal length for which this rank waits. Empty blocks
+/// are not sent, and signatures say nothing about the counts.
+fn fewer(peer: u32, status: &Status, waited: Waited) -> Option<Cause> {
+    let call = waited.summary().filter(|call| call.count.is_none())?;
+    let number = waited.sequence;
+    // Started calls end in any order. Blocking calls of several threads may, and a thread that waits long shows that.
+    let is_inside = |operation: &String| operation.starts_with(&format!("#{number} "));
+    let is_earlier = || !call.asynchronous && !status.waits_in.as_ref().is_some_and(is_inside);
+    let is_over = status.finished == number || (status.finished > number && is_earlier());
+    is_over.then(|| Cause::Mismatch {
+        peer,
+        theirs: PeerCall::Operation {
+            description: format!(
+                "{call} with other counts (it has finished the call, and this rank's counts name more elements)"
+            ),
+            sequence: None,
+        },
+        ours: call.to_string(),
+        sequence: number,
+    })
 }
 
 /// Returns the first call that differs between this rank and a peer, among those that both remember.
@@ -280,14 +309,24 @@ impl Evidence {
         DataType::ALL.into_iter().find(is_it)
     }
 
+    /// Describes a call of a peer whose message came in this rank's call `sequence`. If both have made that call before,
+    /// their counts differed in it.
+    fn describe_past(&self, past: &Past, sequence: u64) -> String {
+        let is_same = |own: Summary| own.count.is_none() && own.signature() == past.signature;
+        if past.sequence < sequence && self.own(past.sequence).is_some_and(is_same) {
+            format!("{} with more elements for this rank than its counts named,", past.description)
+        } else {
+            past.description.clone()
+        }
+    }
+
     /// Describes a peer's call, found by the tag of its message, or else by `sequence`.
     fn describe(&self, status: &Status, tag: u64, sequence: u64) -> PeerCall {
-        let of_tag =
-            |past: &&crate::control::Past| call::tag(self.communicator, past.sequence, past.signature) == tag;
+        let of_tag = |past: &&Past| call::tag(self.communicator, past.sequence, past.signature) == tag;
         let found = status.recent.iter().find(of_tag);
         match found.or_else(|| status.recent.iter().find(|past| past.sequence == sequence)) {
             Some(past) => PeerCall::Operation {
-                description: past.description.clone(),
+                description: self.describe_past(past, sequence),
                 sequence: (past.sequence != sequence).then_some(past.sequence),
             },
             None => PeerCall::Unknown { detail: format!("something else (it {status})") },

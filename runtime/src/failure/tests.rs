@@ -188,8 +188,9 @@ fn answers_are_judged_peer_by_peer() {
     let own = |sequence| (sequence == 4).then(|| sum(4));
     let same = || Some(status(&[(4, sum(4))]));
     let other = || Some(status(&[(4, sum(5))]));
-    let judged =
-        |answers: &[_], gone: &[u32], suspected| judge(answers, own, |peer| gone.contains(&peer), suspected);
+    let judged = |answers: &[_], gone: &[u32], suspected| {
+        judge(answers, own, None, |peer| gone.contains(&peer), suspected)
+    };
     assert!(matches!(judged(&[(0, same()), (1, None)], &[], false), Judgement::Nothing));
     let Judgement::Over(Cause::Mismatch { peer: 1, .. }) = judged(&[(0, same()), (1, other())], &[], false)
     else {
@@ -202,4 +203,42 @@ fn answers_are_judged_peer_by_peer() {
     };
     // A call that differs is the cause even if the peer has left.
     assert!(matches!(judged(&[(1, other())], &[1], false), Judgement::Over(Cause::Mismatch { .. })));
+}
+
+/// Call 5 has blocks of unequal length. Only a peer that is surely done with it has nothing more to send.
+#[test]
+fn a_peer_that_has_finished_a_call_in_which_it_is_awaited_has_other_counts() {
+    let uneven = Summary { collective: Collective::AllToAll, count: None, op: None, ..sum(0) };
+    let started = Summary { asynchronous: true, ..uneven };
+    let at = |finished, waits_in: Option<&str>| {
+        let recent = status(&[(4, sum(4))]);
+        vec![(1, Some(Status { started: 7, finished, waits_in: waits_in.map(str::to_owned), ..recent }))]
+    };
+    let judged = |call, answers: Vec<_>, suspected| {
+        judge(&answers, |_| None, Some(Waited::call(call, 5)), |_| false, suspected)
+    };
+    assert!(matches!(judged(uneven, at(4, None), true), Judgement::Nothing), "it is inside");
+    assert!(matches!(judged(sum(5), at(5, None), true), Judgement::Nothing), "its counts are known to agree");
+    assert!(matches!(judged(uneven, at(5, None), false), Judgement::HasFinished), "on their way");
+    let Judgement::Over(cause) = judged(uneven, at(5, None), true) else { panic!() };
+    assert!(matches!(cause, Cause::Mismatch { peer: 1, sequence: 5, .. }), "{cause}");
+    assert!(cause.to_string().contains("all_to_all_v(f32) with other counts"), "{cause}");
+    assert!(matches!(judged(started, at(5, None), true), Judgement::Over(_)));
+    // Later calls may be over before it.
+    assert!(matches!(judged(uneven, at(7, None), true), Judgement::Over(_)));
+    assert!(matches!(judged(uneven, at(7, Some("#5 all_to_all_v(f32)")), true), Judgement::Nothing));
+    assert!(matches!(judged(started, at(7, None), true), Judgement::Nothing));
+}
+
+/// The message of an earlier call that both ranks have made: only its counts can have differed.
+#[test]
+fn surplus_elements_are_blamed_on_their_call() {
+    let uneven = Summary { collective: Collective::AllToAll, count: None, op: None, ..sum(0) };
+    let mut seen = Evidence { calls: vec![(4, uneven), (5, sum(5))], ..evidence() };
+    seen.wrong =
+        Some(WrongMessage { peer: 1, tag: tag(4, uneven), len: 8, expected: Some((tag(5, sum(5)), 20)) });
+    seen.status = Some(Some(status(&[(4, uneven), (5, sum(5))])));
+    let Cause::Mismatch { theirs, sequence: 5, .. } = known(&seen) else { panic!() };
+    let text = theirs.to_string();
+    assert!(text.contains("more elements") && text.ends_with("as operation #4"), "{text}");
 }
