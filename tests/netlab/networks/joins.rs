@@ -150,7 +150,7 @@ fn a_relay_is_said_in_the_summary() {
     lab.block(Rule { from: None, to: Some(0), what, count: None });
     let Some(ends) = meeting(&lab, &[]) else { return };
     succeed(&ends, "rank 0's port for joining, and no other");
-    let says = "relayed by rank 0 to 1 rank(s), since neither end can dial the other";
+    let says = "relayed by rank 0 to 1 rank(s), since neither end could dial the other";
     assert!(ends[0].said.contains(says), "{}", ends[0].said);
     // The patience before a relay is asked is spent once. Later channels go to the relay at once.
     assert!(ends[0].at < Duration::from_secs(8), "{:?}", ends[0].at);

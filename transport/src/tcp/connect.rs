@@ -39,15 +39,9 @@ impl TcpEndpoint {
         let known = &self.peers[link.channel.peer as usize];
         let Some(address) = &known.address else { return };
         let loopback = self.host.same_stack(&address.host);
-        let candidates = if known.is_relayed && relay.is_some() { &[][..] } else { &known.candidates };
-        let dial = Dial::new(
-            self.me.hello(link.channel, 0, address.instance),
-            address.instance,
-            loopback,
-            candidates,
-            now,
-        );
-        link.state = State::Dialing(Box::new(dial.or_by(relay)));
+        let hello = self.me.hello(link.channel, 0, address.instance);
+        let dial = Dial::new(hello, address.instance, loopback, &known.candidates, now).or_by(relay);
+        link.state = State::Dialing(Box::new(dial.silent_until(link.lose_at)));
         self.dialing.push(number);
     }
 
@@ -169,8 +163,9 @@ impl TcpEndpoint {
             self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
         }
         let link = &mut self.links[number as usize];
-        self.peers[link.channel.peer as usize].is_relayed |= route.is_relayed;
-        link.state = State::Open(socket);
+        // Ends that do not get through to each other now may do so later.
+        self.peers[link.channel.peer as usize].is_relayed = route.is_relayed;
+        (link.state, link.silences, link.lose_at) = (State::Open(socket), 0, None);
         link.route = Some(route);
         link.readable = true;
         link.writable = true;

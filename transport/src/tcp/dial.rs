@@ -54,6 +54,8 @@ pub(super) struct Dial {
     is_silent: bool,
     /// Whether one of the addresses that failed had taken the hello, or a part of it.
     was_heard: bool,
+    /// Time at which silent addresses are given up even if they have had less time than usual.
+    silent_until: Option<Instant>,
     /// Time since which there has been no descriptor for the next attempt.
     hungry_since: Option<Instant>,
     /// The relay, while it is not being asked. It is asked at its set time, or later if an address has let this end
@@ -149,9 +151,15 @@ impl Dial {
             failures: Vec::new(),
             is_silent: false,
             was_heard: false,
+            silent_until: None,
             hungry_since: None,
             relay: None,
         }
+    }
+
+    /// Returns this dial with a time at which silent addresses are given up.
+    pub(super) fn silent_until(self, at: Option<Instant>) -> Self {
+        Self { silent_until: at, ..self }
     }
 
     /// Returns this dial with a relay as a detour, for when no address lets this end connect.
@@ -162,8 +170,14 @@ impl Dial {
     /// Returns the time at which [`Dial::step`] has something to do even if nothing arrives.
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
         let next = if self.waiting.is_empty() { None } else { Some(self.next_at()) };
-        let silent = self.attempts.iter().filter(|a| a.is_silent()).map(|a| a.since + options.dial_timeout);
+        let silent = self.attempts.iter().filter(|a| a.is_silent()).map(|a| self.ends_at(a, options));
         silent.chain(next).chain(self.relay_at(options)).min()
+    }
+
+    /// Returns the time at which an attempt ends if its address stays silent.
+    fn ends_at(&self, attempt: &Attempt, options: &TcpOptions) -> Instant {
+        let usual = attempt.since + options.dial_timeout;
+        self.silent_until.map_or(usual, |at| usual.min(at))
     }
 
     /// Returns the time at which the relay is asked. A peer that may have the hello first has time to answer.
@@ -210,6 +224,7 @@ impl Dial {
     ) -> Dialed {
         let mut at = 0;
         while at < self.attempts.len() {
+            let ends_at = self.ends_at(&self.attempts[at], options);
             let attempt = &mut self.attempts[at];
             match attempt.step(&self.hello, &self.key, self.target, now) {
                 Ok(true) => {
@@ -221,7 +236,7 @@ impl Dial {
                         is_relayed: attempt.detour.is_some(),
                     });
                 }
-                Ok(false) if attempt.is_silent() && now >= attempt.since + options.dial_timeout => {
+                Ok(false) if attempt.is_silent() && now >= ends_at => {
                     self.is_silent = true;
                     self.fail(at, "no answer; a firewall?", now);
                 }
@@ -484,6 +499,11 @@ impl Attempt {
                 Err(Stop::Closed(error)) => return Err(early(error)),
             }
         }
+        self.judge(hello, key, target)
+    }
+
+    /// Judges the answer; returns whether it is a welcome.
+    fn judge(&mut self, hello: &[u8; HELLO_BYTES], key: &Key, target: u64) -> Result<bool, Broken> {
         match Answer::decode(&self.answer) {
             None if Port::is_full(&self.answer) => {
                 Err(Broken::Early("the peer has too many pending connections".into()))

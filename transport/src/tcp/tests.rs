@@ -14,6 +14,8 @@ use crate::endpoint::{Channel, Endpoint, Event, Piece, Posted, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::proof::Key;
 
+mod lacks;
+
 const COOKIE: [u8; 16] = [7; 16];
 
 fn options() -> TcpOptions {
