@@ -72,6 +72,7 @@ impl TcpEndpoint {
             }
         }
         moved |= self.step_strands(now);
+        moved |= self.step_proving(now);
         // This comes after the dials, which may have been welcomed meanwhile.
         moved |= self.receive_all(arrivals, now);
         moved |= self.look_after_awaited(now, events);
@@ -180,6 +181,7 @@ impl TcpEndpoint {
             |socket: &socket2::Socket, whose| self.deaf |= self.park.watch(socket, whose).is_err();
         self.acceptor.sockets().for_each(|socket| watch(socket, Whose::Connecting));
         self.at_relay.iter().for_each(|at| watch(at.socket(), Whose::Connecting));
+        self.proving.iter().for_each(|proving| watch(proving.socket(), Whose::Connecting));
         for (number, link) in self.links.iter().enumerate() {
             if let Strands::Dialing(dials) = &link.strands {
                 dials.iter().flat_map(|(_, dial)| dial.sockets()).for_each(|s| watch(s, Whose::Connecting));

@@ -13,6 +13,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::congestion;
 use super::options::TcpOptions;
+use super::padding::Padding;
 use super::port::Port;
 use super::relay::{self, Calling, Detour};
 use super::route::Candidate;
@@ -54,6 +55,8 @@ pub(super) struct Dial {
     is_silent: bool,
     /// Whether one of the addresses that failed had taken the hello, or a part of it.
     was_heard: bool,
+    /// Whether the connection is to show that its path carries full segments.
+    is_padded: bool,
     /// Time at which silent addresses are given up even if they have had less time than usual.
     silent_until: Option<Instant>,
     /// Time since which there has been no descriptor for the next attempt.
@@ -76,6 +79,8 @@ struct Attempt {
     sent: usize,
     /// Time at which the first bytes of the hello were sent.
     said_at: Option<Instant>,
+    /// The padding, if there is some.
+    padding: Option<Padding>,
     answer: [u8; ANSWER_BYTES],
     received: usize,
     congestion: String,
@@ -151,10 +156,16 @@ impl Dial {
             failures: Vec::new(),
             is_silent: false,
             was_heard: false,
+            is_padded: false,
             silent_until: None,
             hungry_since: None,
             relay: None,
         }
+    }
+
+    /// Returns this dial, whose hello announces that, with padding behind the hello.
+    pub(super) fn padded(self) -> Self {
+        Self { is_padded: true, ..self }
     }
 
     /// Returns this dial with a time at which silent addresses are given up.
@@ -171,7 +182,8 @@ impl Dial {
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
         let next = if self.waiting.is_empty() { None } else { Some(self.next_at()) };
         let silent = self.attempts.iter().filter(|a| a.is_silent()).map(|a| self.ends_at(a, options));
-        silent.chain(next).chain(self.relay_at(options)).min()
+        let padding = self.attempts.iter().filter_map(|attempt| attempt.padding.as_ref()?.due());
+        silent.chain(next).chain(padding).chain(self.relay_at(options)).min()
     }
 
     /// Returns the time at which an attempt ends if its address stays silent.
@@ -240,6 +252,9 @@ impl Dial {
                     self.is_silent = true;
                     self.fail(at, "no answer; a firewall?", now);
                 }
+                Ok(false) if attempt.has_lost_padding(now) => {
+                    self.fail(at, "full segments vanish; is the MTU larger than that of a switch?", now);
+                }
                 Ok(false) => at += 1,
                 Err(Broken::For(why)) => self.fail(at, &why, now),
                 Err(Broken::Unreachable(why)) => {
@@ -304,7 +319,8 @@ impl Dial {
             let Some(Waiting { candidate, try_number, at }) = self.waiting.pop_front() else { break };
             let to = candidate.to;
             match Attempt::start(candidate.clone(), try_number, self.loopback, now, options) {
-                Ok(attempt) => {
+                Ok(mut attempt) => {
+                    attempt.padding = self.is_padded.then(Padding::default);
                     self.hungry_since = None;
                     opened(&attempt.socket);
                     self.attempts.push(attempt);
@@ -418,6 +434,7 @@ impl Attempt {
             detour: None,
             sent: 0,
             said_at: None,
+            padding: None,
             answer: [0; ANSWER_BYTES],
             received: 0,
             congestion,
@@ -437,6 +454,7 @@ impl Attempt {
             detour: Some(detour),
             sent: 0,
             said_at: None,
+            padding: None,
             answer: [0; ANSWER_BYTES],
             received: 0,
             congestion,
@@ -447,6 +465,11 @@ impl Attempt {
     /// the peer and is not silent.
     fn is_silent(&self) -> bool {
         self.sent == 0 && !self.calling.as_ref().is_some_and(Calling::is_sent)
+    }
+
+    /// Returns whether full segments do not get through, although short ones do.
+    fn has_lost_padding(&mut self, now: Instant) -> bool {
+        self.padding.as_mut().is_some_and(|padding| padding.is_lost(&self.socket, now))
     }
 
     /// Makes progress; returns whether the peer has welcomed this end.
@@ -492,6 +515,11 @@ impl Attempt {
                 Err(Stop::Closed(error)) => return Err(early(error)),
             }
         }
+        if let Some(padding) = &mut self.padding
+            && let Err(Stop::Closed(error)) = padding.send(&self.socket)
+        {
+            return Err(early(error));
+        }
         while self.received < ANSWER_BYTES {
             match socket::recv_bytes(&self.socket, &mut self.answer[self.received..]) {
                 Ok(bytes) => self.received += bytes,
@@ -499,11 +527,17 @@ impl Attempt {
                 Err(Stop::Closed(error)) => return Err(early(error)),
             }
         }
-        self.judge(hello, key, target)
+        self.judge(hello, key, target, now)
     }
 
-    /// Judges the answer; returns whether it is a welcome.
-    fn judge(&mut self, hello: &[u8; HELLO_BYTES], key: &Key, target: u64) -> Result<bool, Broken> {
+    /// Judges the answer; returns whether it is a welcome, with all padding behind it.
+    fn judge(
+        &mut self,
+        hello: &[u8; HELLO_BYTES],
+        key: &Key,
+        target: u64,
+        now: Instant,
+    ) -> Result<bool, Broken> {
         match Answer::decode(&self.answer) {
             None if Port::is_full(&self.answer) => {
                 Err(Broken::Early("the peer has too many pending connections".into()))
@@ -516,7 +550,13 @@ impl Attempt {
             Some(_) if !Answer::is_proven(&self.answer, hello, key) => {
                 Err(Broken::For("the process that answers there does not know the job's cookie".into()))
             }
-            Some(Answer { verdict: Verdict::Welcome, instance, .. }) if instance == target => Ok(true),
+            Some(Answer { verdict: Verdict::Welcome, instance, .. }) if instance == target => {
+                match self.padding.as_mut().map_or(Ok(true), |padding| padding.confirm(&self.socket, now)) {
+                    Ok(is_done) => Ok(is_done),
+                    Err(Stop::Blocked) => Ok(false),
+                    Err(Stop::Closed(_)) => Err(Broken::For("closed before its padding had come".into())),
+                }
+            }
             Some(Answer { verdict: Verdict::Welcome, .. }) => {
                 Err(Broken::For("another endpoint answers".into()))
             }

@@ -14,6 +14,7 @@ use super::link::{Link, State, Strands, Workspace};
 use super::options::TcpOptions;
 use super::outbound::{BURST_BYTES, Send};
 use super::pacing::Pacing;
+use super::padding::Proving;
 use super::park::Park;
 use super::rails::{self, Rail};
 use super::relay::AtRelay;
@@ -57,6 +58,8 @@ pub struct TcpEndpoint {
     pub(super) dialing: Vec<u32>,
     /// Links for which this end dials further connections.
     pub(super) stranding: Vec<u32>,
+    /// Further connections of peers whose paths may lose full segments.
+    pub(super) proving: Vec<Proving>,
     /// Links with pending messages that the peer is to dial.
     pub(super) awaited: Vec<u32>,
     /// Closed connections with unsent bytes of this rank, kept for a moment because the kernel would otherwise reset
@@ -168,6 +171,7 @@ impl TcpEndpoint {
             listed: Vec::new(),
             dialing: Vec::new(),
             stranding: Vec::new(),
+            proving: Vec::new(),
             awaited: Vec::new(),
             leaving: Vec::new(),
             at_relay: Vec::new(),
@@ -510,7 +514,7 @@ impl Endpoint for TcpEndpoint {
                 Strands::Dialing(dials) => dials.iter().filter_map(|(_, dial)| dial.due(&self.options)).min(),
                 Strands::None | Strands::Wanted => None,
             });
-        let dials = dials.chain(strands);
+        let dials = dials.chain(strands).chain(self.proving.iter().map(Proving::until));
         let waits = self.awaited.iter().filter_map(|&number| match &self.links[number as usize].state {
             State::Awaited(awaiting) => awaiting.due(),
             _ => None,

@@ -41,6 +41,7 @@ mod memory;
 mod options;
 mod outbound;
 mod pacing;
+mod padding;
 mod park;
 mod port;
 mod rails;

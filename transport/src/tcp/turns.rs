@@ -68,6 +68,10 @@ impl TcpEndpoint {
             }
             Judgement::Wait => Verdict::Welcome,
         };
+        if verdict == Verdict::Welcome && arrival.hello.strand > 0 && arrival.hello.is_padded {
+            self.prove(arrival, now);
+            return true;
+        }
         let Arrival { socket, from, is_relayed, hello, bytes, .. } = arrival;
         let on = Channel { peer: hello.from, index: hello.channel };
         let answer = answer_of(&self.me, verdict).encode(Some((&bytes, &self.me.key)));
