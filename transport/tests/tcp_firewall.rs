@@ -15,6 +15,7 @@ fn end(rank: u32) -> TcpEndpoint {
         family: Family::V4,
         dial_patience: SHORT / 4,
         dial_timeout: SHORT,
+        reach_within: 4 * SHORT,
         ..TcpOptions::default()
     };
     TcpEndpoint::new(rank, 2, options).expect("endpoint")

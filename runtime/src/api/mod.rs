@@ -243,7 +243,7 @@ impl Communicator {
         self.shared.look(|core| core.engine.links().rails(peer))
     }
 
-    /// Returns the ranks that this one has reached so far through rank 0's process, because neither end can dial the
+    /// Returns the ranks that this one has reached so far through rank 0's process, because neither end could dial the
     /// other. Connections are made on first use, so the list may grow. Every byte to these ranks crosses rank 0's
     /// link twice.
     #[must_use]
@@ -271,7 +271,7 @@ impl Communicator {
         if !relayed.is_empty() {
             let _ = write!(
                 out,
-                "; relayed by rank 0 to {} rank(s), since neither end can dial the other: every byte crosses rank 0's link \
+                "; relayed by rank 0 to {} rank(s), since neither end could dial the other: every byte crosses rank 0's link \
                  twice",
                 relayed.len()
             );

@@ -84,10 +84,11 @@ fn too_few_ports(config: &Config, local_ranks: usize) -> String {
 
 fn tcp_options(making: &Making) -> TcpOptions {
     let (control, config) = (&making.world.control, &making.config);
-    let (dial_patience, dial_timeout) = dial_times(config.timeout);
+    let (dial_patience, dial_timeout, reach_within) = dial_times(config.timeout, control.dead_after());
     TcpOptions {
         dial_patience,
         dial_timeout,
+        reach_within,
         dead_after: control.dead_after(),
         cookie: control.job_cookie(),
         interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
@@ -102,12 +103,13 @@ fn tcp_options(making: &Making) -> TcpOptions {
     }
 }
 
-/// Returns the time-outs for one silent address, and for all of them. A call should end with the list of silent
-/// addresses rather than with its own time-out, which does not know them. Five addresses of a peer are therefore given
-/// up before that.
-fn dial_times(timeout: Duration) -> (Duration, Duration) {
+/// Returns the time-outs for one silent address, for all of them, and for the peer. A call should end with the list of
+/// silent addresses rather than with its own time-out, which does not know them. Five addresses of a peer are therefore
+/// given up before that, and so is the peer.
+fn dial_times(timeout: Duration, dead_after: Duration) -> (Duration, Duration, Duration) {
     let usual = TcpOptions::default();
-    (usual.dial_patience.min(timeout / 16), usual.dial_timeout.min(timeout / 2))
+    let (patience, silence) = (usual.dial_patience.min(timeout / 16), usual.dial_timeout.min(timeout / 2));
+    (patience, silence, dead_after.min(timeout / 4 * 3))
 }
 
 fn rdma_options(making: &Making) -> RdmaOptions {
@@ -205,10 +207,13 @@ mod tests {
     fn silent_addresses_are_given_up_before_the_call_is() {
         for timeout_ms in [1, 400, 4_000, 30_000, 600_000] {
             let timeout = Duration::from_millis(timeout_ms);
-            let (patience, silence) = dial_times(timeout);
+            let (patience, silence, reach) = dial_times(timeout, Duration::from_secs(60));
             assert!(4 * patience + silence < timeout, "{timeout:?}: {patience:?}, {silence:?}");
+            assert!(reach < timeout, "{timeout:?}: {reach:?}");
         }
-        let (usual, long) = (TcpOptions::default(), dial_times(Duration::from_secs(600)));
-        assert_eq!(long, (usual.dial_patience, usual.dial_timeout));
+        let usual = TcpOptions::default();
+        let long = dial_times(Duration::from_secs(600), usual.dead_after);
+        assert_eq!(long, (usual.dial_patience, usual.dial_timeout, usual.reach_within));
+        assert_eq!(dial_times(Duration::from_secs(600), Duration::from_secs(3)).2, Duration::from_secs(3));
     }
 }

@@ -38,22 +38,29 @@ pub(crate) fn process_start(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// Returns the addresses at which others may reach this host, the most promising first and loopback last. Link-local
-/// addresses are left out, since they mean nothing without an interface.
+/// Returns the addresses at which others may reach this host, the most promising first and loopback last.
 #[must_use]
 pub fn own_addresses() -> Vec<IpAddr> {
-    let mut found = kolo_transport::tcp::addresses_in_use().unwrap_or_else(|error| {
+    let found = kolo_transport::tcp::addresses_in_use().unwrap_or_else(|error| {
         tracing::warn!(%error, "this host's addresses are not known, so other ranks are told of loopback only");
         Vec::new()
     });
+    reachable(found)
+}
+
+/// Returns the addresses among those of a host's interfaces at which others may reach it, in that order. IPv4 link-local
+/// ones come late: they may be the only ones on a cable between two hosts, and every host may have the same. IPv6
+/// link-local ones are left out, since they mean nothing without an interface.
+fn reachable(mut found: Vec<IpAddr>) -> Vec<IpAddr> {
     if !found.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST)) {
         found.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
     }
     found.retain(|address| match address {
-        IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_unspecified(),
+        IpAddr::V4(v4) => !v4.is_unspecified(),
         IpAddr::V6(v6) => !v6.is_unicast_link_local() && !v6.is_unspecified(),
     });
-    found.sort_by_key(IpAddr::is_loopback);
+    let is_link_local = |ip: &IpAddr| matches!(ip, IpAddr::V4(v4) if v4.is_link_local());
+    found.sort_by_key(|ip| (ip.is_loopback(), is_link_local(ip)));
     // Several tunnels may have one address.
     let mut seen = HashSet::new();
     found.retain(|address| seen.insert(*address));
@@ -80,6 +87,15 @@ mod tests {
     fn loopback_comes_last() {
         let own = own_addresses();
         assert!(own.contains(&Ipv4Addr::LOCALHOST.into()) && own.is_sorted_by_key(IpAddr::is_loopback));
+    }
+
+    #[test]
+    fn a_cable_with_link_local_addresses_alone_is_a_way() {
+        let of = |all: &[&str]| reachable(all.iter().map(|ip| ip.parse().unwrap()).collect());
+        let told = |all: &[&str]| of(all).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(told(&["127.0.0.1", "169.254.1.2", "fe80::1"]), ["169.254.1.2", "127.0.0.1"]);
+        let all = ["169.254.20.10", "192.0.2.1", "2001:db8::1", "127.0.0.1", "192.0.2.1"];
+        assert_eq!(told(&all), ["192.0.2.1", "2001:db8::1", "169.254.20.10", "127.0.0.1"]);
     }
 
     #[test]

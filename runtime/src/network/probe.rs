@@ -134,20 +134,15 @@ const TELL: u64 = 5;
 
 const HEADER: usize = 16;
 
-/// Measures between this leader, on host `host` of `hosts`, and the leaders at distances 1, 2, 4 ... from it. Two
-/// leaders meet if their host numbers differ in exactly one bit, and the lower one measures. Returns this leader's
-/// measurements. All leaders must call it; it blocks until all partners are done.
+/// Measures between this leader, on host `host` of `hosts`, and its [partners]. The lower one of each pair measures. Returns
+/// this leader's measurements. All leaders must call it; it blocks until all partners are done.
 ///
 /// # Errors
 /// Errors of the wire.
 pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<Sample>, W::Error> {
     let mut samples = Vec::new();
     let mut buffers = Buffers::new(&Effort::QUICK);
-    for bit in (0..32).map(|bit| 1_u32 << bit).take_while(|bit| *bit < hosts) {
-        let partner = host ^ bit;
-        if partner >= hosts {
-            continue;
-        }
+    for partner in partners(host, hosts) {
         if host < partner {
             let round_trip = round_trip(wire, partner)?.time;
             let rate = match round_trip < FAR {
@@ -166,6 +161,22 @@ pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<
         }
     }
     Ok(samples)
+}
+
+/// Returns the hosts that a host meets, in the order in which it does: those at distances 1, 2, 4 ..., whose numbers differ
+/// from its own in exactly one bit. Of 3, 5, 9 ... hosts, the last one would meet only host 0, whose rate may be the lower
+/// of the two. Therefore it meets its neighbor too, in one more round.
+pub(super) fn partners(host: u32, hosts: u32) -> impl Iterator<Item = u32> {
+    let bits = (0..32).map(|bit| 1_u32 << bit).take_while(move |bit| *bit < hosts);
+    let last = hosts.saturating_sub(1);
+    let is_lonely = hosts > 2 && last.is_power_of_two();
+    let neighbor = match last.saturating_sub(host) {
+        0 => Some(last.saturating_sub(1)),
+        1 => Some(last),
+        _ => None,
+    };
+    let of_bits = bits.map(move |bit| host ^ bit).filter(move |partner| *partner < hosts);
+    of_bits.chain(neighbor.filter(|_| is_lonely))
 }
 
 /// Memory that long messages are sent from and received into.
@@ -280,6 +291,9 @@ fn measure<W: Wire>(
             Way::Both => {
                 wire.send(partner, &order(EXCHANGE, len as u64))?;
                 wire.exchange(partner, &buffers.out[..len], &mut buffers.inward[..len])?;
+                // The kernel may have taken bytes that have not left. The partner answers when it has them all. The answer
+                // arrives right behind the partner's own bytes if both directions have one rate, and costs no time then.
+                wire.recv(partner, &mut [0; HEADER])?;
             }
         }
         let here = wire.now();
@@ -420,7 +434,10 @@ pub fn serve<W: Wire>(wire: &mut W, partner: u32, buffers: &mut Buffers) -> Resu
         let len = (word(&header, 1) as usize).min(buffers.inward.len());
         match word(&header, 0) {
             ECHO => wire.send(partner, &order(ECHO, wire.now().as_nanos() as u64))?,
-            EXCHANGE => wire.exchange(partner, &buffers.out[..len], &mut buffers.inward[..len])?,
+            EXCHANGE => {
+                wire.exchange(partner, &buffers.out[..len], &mut buffers.inward[..len])?;
+                wire.send(partner, &header)?;
+            }
             HALVES => {
                 let middle = halves(wire, partner, len, buffers)?;
                 let took = (wire.now() - middle).as_nanos() as u64;

@@ -29,6 +29,11 @@ impl Sample {
         self.hosts.0 == host || self.hosts.1 == host
     }
 
+    /// Returns the other one of the two hosts.
+    const fn beside(&self, host: u32) -> u32 {
+        if self.hosts.0 == host { self.hosts.1 } else { self.hosts.0 }
+    }
+
     /// Whether the values are plausible. Numbers from other ranks are checked before use.
     fn is_sound(&self, hosts: u32) -> bool {
         let is_sound = |value: f64, least: f64, most: f64| (least..=most).contains(&value);
@@ -106,6 +111,17 @@ impl Table {
         groups.iter().all(|group| *group == groups[0])
     }
 
+    /// Returns the rate of the fastest link of each host.
+    fn best_of_each_host(&self) -> Vec<f64> {
+        let mut best = vec![0.0; self.hosts as usize];
+        for sample in &self.samples {
+            for host in [sample.hosts.0, sample.hosts.1] {
+                best[host as usize] = sample.bytes_per_second.max(best[host as usize]);
+            }
+        }
+        best
+    }
+
     /// Returns the entries for the hosts of some ranks of the job. `None` if they are on one host.
     pub(crate) fn between(&self, ranks: &[u32]) -> Option<Between> {
         let mut is_used = vec![false; self.hosts as usize];
@@ -131,11 +147,16 @@ impl Table {
         // count against it.
         let fastest = |best: f64, sample: &Sample| best.max(sample.bytes_per_second);
         let fastest_of_all = self.samples.iter().filter(is_inside).fold(0.0, fastest);
+        let best = self.best_of_each_host();
         let rate = |host: u32| {
             let own = || self.samples.iter().filter(|sample| sample.touches(host));
             own().next()?;
-            let is_known = own().any(|sample| sample.is_settled);
-            Some((host, own().fold(if is_known { 0.0 } else { fastest_of_all }, fastest)))
+            // A host outside may be what limits its link, unless another link shows that it is faster.
+            let tells = |sample: &Sample| {
+                is_inside(&sample) || best[sample.beside(host) as usize] > best[host as usize]
+            };
+            let is_known = own().any(|sample| sample.is_settled && tells(sample));
+            Some((host, best[host as usize].max(if is_known { 0.0 } else { fastest_of_all })))
         };
         let rates = (0..self.hosts).filter(|host| is_used[*host as usize]).filter_map(rate);
         let rates: Vec<(u32, f64)> = rates.collect();
@@ -280,6 +301,7 @@ fn round_trip(network: &NetworkProfile) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::probe::partners;
     use super::*;
 
     fn sample(one: u32, other: u32, round_trip_seconds: f64, bytes_per_second: f64) -> Sample {
@@ -328,6 +350,49 @@ mod tests {
         assert!(
             (table.between(&[0, 4]).unwrap().apply(Model::TCP).nic_bytes_per_second / 16e6 - 1.0).abs() < 0.1
         );
+    }
+
+    /// Returns the table of some hosts with a rank each, from the probe's pairs, each as fast as the slower of its ends.
+    fn probed(rates: &[f64]) -> Table {
+        let hosts = rates.len() as u32;
+        let pairs = (0..hosts).flat_map(|one| partners(one, hosts).map(move |other| (one, other)));
+        let rate = |one: u32, other: u32| rates[one as usize].min(rates[other as usize]);
+        let samples = pairs.filter(|(one, other)| one < other);
+        let samples = samples.map(|(one, other)| sample(one, other, 64e-6, rate(one, other))).collect();
+        Table::new((0..hosts).collect(), samples, Duration::from_millis(3)).unwrap()
+    }
+
+    #[test]
+    fn no_host_inherits_the_slowness_of_another() {
+        for hosts in [3_u32, 5, 6, 7, 8, 9, 17] {
+            for slow in 0..hosts {
+                let mut rates = vec![128e6; hosts as usize];
+                rates[slow as usize] = 16e6;
+                let table = probed(&rates);
+                let all: Vec<u32> = (0..hosts).collect();
+                let whole = table.between(&all).unwrap();
+                let wanted = all.iter().map(|host| if *host == slow { 16 } else { 128 }).collect();
+                assert_eq!(whole.speeds(), Some(wanted), "host {slow} of {hosts}");
+                assert!(whole.describe(&"a test").contains(&format!("host {slow} is the slowest")));
+                let others: Vec<u32> = all.into_iter().filter(|host| *host != slow).collect();
+                let without = table.between(&others).unwrap();
+                assert_eq!(without.speeds(), None, "without host {slow} of {hosts}");
+                let rate = without.apply(Model::TCP).nic_bytes_per_second;
+                assert!((rate / 128e6 - 1.0).abs() < 0.1, "without host {slow} of {hosts}: {rate}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_host_that_is_slow_outside_a_group_is_slow_in_it() {
+        let mut rates = [128e6; 8];
+        rates[7] = 16e6;
+        // Of these hosts, the last one has been measured with none of the others.
+        assert_eq!(probed(&rates).between(&[1, 0, 7]).unwrap().speeds(), Some(vec![128, 128, 16]));
+        // A group whose hosts have been measured only with a slow one takes what the others of the job have.
+        let mut rates = [128e6; 8];
+        rates[0] = 16e6;
+        assert_eq!(probed(&rates).between(&[1, 2, 4]).unwrap().speeds(), None);
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[Test] = tests![
     Long a_host_that_nobody_can_dial_is_named,
     Long hosts_that_never_meet_are_named_with_their_addresses,
     Long a_dead_card_is_named,
+    Long a_card_that_loses_full_segments_is_named,
     Long eight_hosts_take_less_than_half_a_minute,
     Long ranks_that_do_not_join_are_missed,
     Long a_profile_of_the_hosts_is_used_and_one_of_others_is_not,
@@ -93,6 +94,16 @@ fn a_dead_card_is_named() {
     assert_eq!(end.code, Some(1), "{}", end.said);
     assert!(end.said.contains(&format!("{address} of host 2 (host2) (eth1)")), "{}", end.said);
     assert!(end.said.contains("KOLO_SOCKET_IFNAME=^eth1"), "{}", end.said);
+}
+
+fn a_card_that_loses_full_segments_is_named() {
+    let lab = Lab::new(&network(2).nics(2)).expect("a network");
+    lab.block(Rule { from: Some(1), to: None, what: What::LongerThanOn(1, 1300), count: None });
+    let Some(end) = examined(&lab, "") else { return };
+    assert_eq!(end.code, Some(1), "{}", end.said);
+    for text in ["an MTU black hole", "(eth1)", "KOLO_SOCKET_IFNAME=^eth1"] {
+        assert!(end.said.contains(text), "no {text:?}:\n{}", end.said);
+    }
 }
 
 fn eight_hosts_take_less_than_half_a_minute() {

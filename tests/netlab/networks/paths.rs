@@ -13,7 +13,10 @@ pub(crate) const TESTS: &[Test] = tests![
     Moment far_pairs_take_bbr_and_near_ones_keep_the_systems,
     Moment hosts_of_one_kernel_are_hosts,
     Moment a_connection_that_loses_packets_takes_bbr,
+    Long a_cable_may_be_cut_while_ranks_connect,
 ];
+
+const ON: [Channel; 2] = [Channel { peer: 1, index: 0 }, Channel { peer: 0, index: 0 }];
 
 /// Whether the kernel offers BBR. Prints a line if not.
 pub(crate) fn has_bbr() -> bool {
@@ -32,15 +35,20 @@ fn controls(network: &Network, bytes: usize) -> [String; 2] {
     let addresses = [0, 1].map(|rank: usize| ends[rank].address().to_vec());
     ends[0].introduce(1, &addresses[1]).expect("a good address");
     ends[1].introduce(0, &addresses[0]).expect("a good address");
+    pass(&mut ends, bytes);
+    [0, 1].map(|at: usize| ends[at].congestion(ON[at]).expect("connected"))
+}
+
+/// Sends a message from the first end to the other.
+fn pass(ends: &mut [Placed; 2], bytes: usize) {
     let (mut source, mut target) = (vec![7_u8; bytes], vec![0_u8; bytes]);
     let from = [Piece { ptr: source.as_mut_ptr(), len: bytes }];
     let to = [Piece { ptr: target.as_mut_ptr(), len: bytes }];
-    let on = [Channel { peer: 1, index: 0 }, Channel { peer: 0, index: 0 }];
     // SAFETY: bytes and pieces outlive the tokens, which complete below.
     let posted = unsafe {
         [
-            ends[0].post_send(on[0], 0, &from, Token(1)),
-            ends[1].post_recv(on[1], 0, Sink::Place(&to), Token(2)),
+            ends[0].post_send(ON[0], 0, &from, Token(1)),
+            ends[1].post_recv(ON[1], 0, Sink::Place(&to), Token(2)),
         ]
     };
     assert_eq!(posted.map(|posted| posted.expect("posted")), [Posted::Pending; 2]);
@@ -58,7 +66,6 @@ fn controls(network: &Network, bytes: usize) -> [String; 2] {
         std::thread::yield_now();
     }
     assert_eq!(source, target);
-    [0, 1].map(|at: usize| ends[at].congestion(on[at]).expect("connected"))
 }
 
 fn far_pairs_take_bbr_and_near_ones_keep_the_systems() {
@@ -78,6 +85,30 @@ fn hosts_of_one_kernel_are_hosts() {
             Network::hosts(2).rate(1_000_000_000).delay(Duration::from_micros(100)).congestion("bbr");
         assert_eq!(controls(&network, 1), ["bbr"; 2]);
     }
+}
+
+/// The kernel reports the host as unreachable before the cable is back.
+fn a_cable_may_be_cut_while_ranks_connect() {
+    const CUT: Duration = Duration::from_secs(5);
+    let lab = Lab::new(&Network::hosts(2).rate(1_000_000_000)).expect("a network");
+    // So long an outage would cost a connected pair nothing.
+    let options = || TcpOptions { dial_timeout: Duration::from_secs(4), ..TcpOptions::default() };
+    let mut ends = [0, 1].map(|rank| Placed::new(lab.host(rank), rank as u32, 2, options()));
+    let addresses = [0, 1].map(|rank: usize| ends[rank].address().to_vec());
+    ends[0].introduce(1, &addresses[1]).expect("a good address");
+    ends[1].introduce(0, &addresses[0]).expect("a good address");
+    lab.cut(1);
+    std::thread::scope(|scope| {
+        let lab = &lab;
+        scope.spawn(move || {
+            // The length of the cut is under test.
+            std::thread::sleep(CUT);
+            lab.restore(1);
+        });
+        let began = Instant::now();
+        pass(&mut ends, 1);
+        assert!(began.elapsed() >= CUT, "it was cut: {:?}", began.elapsed());
+    });
 }
 
 /// Reno takes every loss for a full queue. The end that sends nothing loses nothing.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kolo_netlab::Lab;
+use kolo_netlab::fabric::{Rule, What};
 use kolo_netlab::network::Network;
 use kolo_transport::tcp::Congestion;
 use kolo_transport::{Channel, Endpoint, Event, Piece, Posted, Rail, Sink, TcpOptions, Token};
@@ -14,6 +15,7 @@ use crate::placed::Placed;
 pub(crate) const TESTS: &[Test] = tests![
     Moment long_messages_go_over_both_cards,
     Moment a_card_that_leads_nowhere_is_done_without,
+    Moment a_card_that_loses_full_segments_is_done_without,
     Moment the_user_chooses_the_cards,
     Moment a_cut_card_is_noticed,
     Moment a_long_way_takes_several_connections_without_bbr,
@@ -127,6 +129,26 @@ fn a_card_that_leads_nowhere_is_done_without() {
     assert!(rails[1].interface == "eth1" && problem.contains(&rails[1].remote.to_string()), "{rails:?}");
     assert!(rails[1].sent_bytes == 0 && rails[0].problem.is_none() && rails[0].sent_bytes > 0, "{rails:?}");
     send(&mut ends, 1, 1 << 20, LONG).expect("it arrives");
+}
+
+/// The second card's switch has a smaller MTU than the cards: the short hellos get through there, and parts do not.
+fn a_card_that_loses_full_segments_is_done_without() {
+    for from in [None, Some(0), Some(1)] {
+        let lab = Lab::new(&network(2)).expect("a network");
+        lab.block(Rule { from, to: None, what: What::LongerThanOn(1, 1300), count: None });
+        let mut ends = pair(&lab, None);
+        let until = Instant::now() + LONG;
+        while !ends[0].rails(1).iter().any(|rail| rail.problem.is_some()) {
+            for sender in [0, 1] {
+                send(&mut ends, sender, 8 << 20, LONG).unwrap_or_else(|| panic!("{from:?}: it hangs"));
+            }
+            assert!(Instant::now() < until, "{from:?}: {:?}", ends[0].rails(1));
+        }
+        let rails = ends[0].rails(1);
+        let problem = rails[1].problem.as_deref().expect("the second does not work");
+        assert!(rails[1].interface == "eth1" && problem.contains("full segments vanish"), "{rails:?}");
+        assert!(rails[1].sent_bytes == 0 && rails[0].sent_bytes > 0, "{rails:?}");
+    }
 }
 
 fn the_user_chooses_the_cards() {

@@ -62,6 +62,8 @@ pub enum What {
     SynOutside(u16, u16),
     /// Frames with packets longer than this, including the Ethernet header.
     LongerThan(u64),
+    /// The same, on one card of each host.
+    LongerThanOn(usize, u64),
 }
 
 /// Facts about a frame that the switch uses.
@@ -248,6 +250,7 @@ impl<P: Clone> Fabric<P> {
     }
 
     fn is_blocked(&mut self, from: usize, to: usize, facts: Facts) -> bool {
+        let nic = self.ports[from].nic;
         let (from, to) = (self.ports[from].host, self.ports[to].host);
         let concerns = |rule: &Rule| {
             let what = match rule.what {
@@ -257,6 +260,7 @@ impl<P: Clone> Fabric<P> {
                     facts.syn_to.is_some_and(|port| !(first..=last).contains(&port))
                 }
                 What::LongerThan(bytes) => facts.longest_packet > bytes,
+                What::LongerThanOn(card, bytes) => nic == card && facts.longest_packet > bytes,
             };
             what && rule.from.is_none_or(|host| host == from) && rule.to.is_none_or(|host| host == to)
         };

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use super::reach::Carries;
+use super::reach::{Carries, Reach, Try};
 use super::report::Report;
 
 mod hosts;
@@ -186,6 +186,9 @@ fn silent_addresses(report: &Report) -> Vec<Finding> {
         .filter_map(|(reach, tried)| {
             let problem = tried.problem.as_ref()?;
             seen.insert((reach.to, tried.address)).then(|| {
+                if tried.local.is_some() {
+                    return black_hole_at(report, reach, tried, problem);
+                }
                 Finding::new(
                     "silent_address",
                     Severity::Warning,
@@ -203,6 +206,26 @@ fn silent_addresses(report: &Report) -> Vec<Finding> {
             })
         })
         .collect()
+}
+
+/// Describes an address that lets hosts connect, and loses their full segments. Jobs do without it.
+fn black_hole_at(report: &Report, reach: &Reach, tried: &Try, problem: &str) -> Finding {
+    Finding::new(
+        "mtu_black_hole",
+        Severity::Warning,
+        format!(
+            "{} of {} ({}) does not get the data of {} ({problem}), although another of its addresses does",
+            tried.address,
+            report.name(reach.to),
+            tried.interface,
+            report.name(reach.from)
+        ),
+        "an MTU black hole: the MTU of that interface is larger than a switch on the way carries",
+        format!(
+            "Set the interface's MTU to the least on the way, or leave it out with KOLO_SOCKET_IFNAME=^{}",
+            tried.interface
+        ),
+    )
 }
 
 fn black_holes(report: &Report) -> Vec<Finding> {

@@ -148,8 +148,11 @@ pub(crate) fn reach(token: &Token, from: u32, target: &Target) -> Reach {
             local: outcome.as_ref().ok().and_then(Line::local),
             problem: outcome.as_ref().err().cloned(),
         };
-    let tries: Vec<Try> = tried.iter().zip(&target.addresses).map(words).collect();
-    let carries = tried.into_iter().flatten().next().map_or(Carries::Nothing, |line| {
+    let mut tries: Vec<Try> = tried.iter().zip(&target.addresses).map(words).collect();
+    let mut lines = tried.into_iter().zip(0..).filter_map(|(line, at)| Some((line.ok()?, at)));
+    let first = lines.next();
+    let at_first = first.as_ref().map(|(_, at)| *at);
+    let carries = first.map_or(Carries::Nothing, |(line, _)| {
         let mut line = line.with_limit(BURST_LIMIT);
         let Err(stop) = burst(&mut line) else { return Carries::All };
         let info = line.info();
@@ -167,6 +170,15 @@ pub(crate) fn reach(token: &Token, from: u32, target: &Target) -> Reach {
             (_, stop) => Carries::Stalls(stop.to_string()),
         }
     });
+    // Long messages use the other cards that are as near.
+    if let Some(first) = at_first.filter(|_| carries == Carries::All) {
+        let distance = tries[first].distance;
+        for (line, at) in lines.filter(|(_, at)| target.addresses[*at].2 == distance) {
+            if let Err(stop) = burst(&mut line.with_limit(BURST_LIMIT)) {
+                tries[at].problem = Some(format!("full segments vanish: {stop}"));
+            }
+        }
+    }
     Reach { from, to: target.host, tries, carries }
 }
 

@@ -313,6 +313,15 @@ impl Acceptor {
 impl Identity {
     /// Returns this endpoint's first bytes on a connection of a channel, and the key that proves the answer.
     pub(super) fn hello(&self, on: Channel, strand: u16, target: u64) -> ([u8; HELLO_BYTES], Key) {
+        self.hello_of(on, strand, false, target)
+    }
+
+    /// As [`Identity::hello`], for a further connection that begins with padding.
+    pub(super) fn padded_hello(&self, on: Channel, strand: u16, target: u64) -> ([u8; HELLO_BYTES], Key) {
+        self.hello_of(on, strand, true, target)
+    }
+
+    fn hello_of(&self, on: Channel, strand: u16, is_padded: bool, target: u64) -> ([u8; HELLO_BYTES], Key) {
         let mut nonce = [0; NONCE_BYTES];
         // The system had random numbers when the endpoint was made. If it has none now, the answer's proof still
         // covers this channel of these two endpoints.
@@ -323,6 +332,7 @@ impl Identity {
             world_size: self.world_size,
             channel: on.index,
             strand,
+            is_padded,
             instance: self.instance,
             target,
             nonce,

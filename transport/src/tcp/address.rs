@@ -239,7 +239,8 @@ mod tests {
         let mut all = Vec::new();
         let mut add = |name: &str, ip: IpAddr| {
             let loopback = name == "lo";
-            all.push(Interface { name: name.into(), index: 1, ip, prefix: 24, loopback });
+            let cables = vec![name.into()];
+            all.push(Interface { name: name.into(), index: 1, ip, prefix: 24, loopback, cables });
         };
         // Addresses of a load balancer's services, and bridges of containers.
         for number in 0..20 {

@@ -39,15 +39,9 @@ impl TcpEndpoint {
         let known = &self.peers[link.channel.peer as usize];
         let Some(address) = &known.address else { return };
         let loopback = self.host.same_stack(&address.host);
-        let candidates = if known.is_relayed && relay.is_some() { &[][..] } else { &known.candidates };
-        let dial = Dial::new(
-            self.me.hello(link.channel, 0, address.instance),
-            address.instance,
-            loopback,
-            candidates,
-            now,
-        );
-        link.state = State::Dialing(Box::new(dial.or_by(relay)));
+        let hello = self.me.hello(link.channel, 0, address.instance);
+        let dial = Dial::new(hello, address.instance, loopback, &known.candidates, now).or_by(relay);
+        link.state = State::Dialing(Box::new(dial.silent_until(link.lose_at)));
         self.dialing.push(number);
     }
 
@@ -78,6 +72,7 @@ impl TcpEndpoint {
             }
         }
         moved |= self.step_strands(now);
+        moved |= self.step_proving(now);
         // This comes after the dials, which may have been welcomed meanwhile.
         moved |= self.receive_all(arrivals, now);
         moved |= self.look_after_awaited(now, events);
@@ -169,8 +164,9 @@ impl TcpEndpoint {
             self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
         }
         let link = &mut self.links[number as usize];
-        self.peers[link.channel.peer as usize].is_relayed |= route.is_relayed;
-        link.state = State::Open(socket);
+        // Ends that do not get through to each other now may do so later.
+        self.peers[link.channel.peer as usize].is_relayed = route.is_relayed;
+        (link.state, link.silences, link.lose_at) = (State::Open(socket), 0, None);
         link.route = Some(route);
         link.readable = true;
         link.writable = true;
@@ -185,6 +181,7 @@ impl TcpEndpoint {
             |socket: &socket2::Socket, whose| self.deaf |= self.park.watch(socket, whose).is_err();
         self.acceptor.sockets().for_each(|socket| watch(socket, Whose::Connecting));
         self.at_relay.iter().for_each(|at| watch(at.socket(), Whose::Connecting));
+        self.proving.iter().for_each(|proving| watch(proving.socket(), Whose::Connecting));
         for (number, link) in self.links.iter().enumerate() {
             if let Strands::Dialing(dials) = &link.strands {
                 dials.iter().flat_map(|(_, dial)| dial.sockets()).for_each(|s| watch(s, Whose::Connecting));

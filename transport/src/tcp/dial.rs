@@ -13,6 +13,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::congestion;
 use super::options::TcpOptions;
+use super::padding::Padding;
 use super::port::Port;
 use super::relay::{self, Calling, Detour};
 use super::route::Candidate;
@@ -54,6 +55,10 @@ pub(super) struct Dial {
     is_silent: bool,
     /// Whether one of the addresses that failed had taken the hello, or a part of it.
     was_heard: bool,
+    /// Whether the connection is to show that its path carries full segments.
+    is_padded: bool,
+    /// Time at which silent addresses are given up even if they have had less time than usual.
+    silent_until: Option<Instant>,
     /// Time since which there has been no descriptor for the next attempt.
     hungry_since: Option<Instant>,
     /// The relay, while it is not being asked. It is asked at its set time, or later if an address has let this end
@@ -74,6 +79,8 @@ struct Attempt {
     sent: usize,
     /// Time at which the first bytes of the hello were sent.
     said_at: Option<Instant>,
+    /// The padding, if there is some.
+    padding: Option<Padding>,
     answer: [u8; ANSWER_BYTES],
     received: usize,
     congestion: String,
@@ -149,9 +156,21 @@ impl Dial {
             failures: Vec::new(),
             is_silent: false,
             was_heard: false,
+            is_padded: false,
+            silent_until: None,
             hungry_since: None,
             relay: None,
         }
+    }
+
+    /// Returns this dial, whose hello announces that, with padding behind the hello.
+    pub(super) fn padded(self) -> Self {
+        Self { is_padded: true, ..self }
+    }
+
+    /// Returns this dial with a time at which silent addresses are given up.
+    pub(super) fn silent_until(self, at: Option<Instant>) -> Self {
+        Self { silent_until: at, ..self }
     }
 
     /// Returns this dial with a relay as a detour, for when no address lets this end connect.
@@ -162,8 +181,15 @@ impl Dial {
     /// Returns the time at which [`Dial::step`] has something to do even if nothing arrives.
     pub(super) fn due(&self, options: &TcpOptions) -> Option<Instant> {
         let next = if self.waiting.is_empty() { None } else { Some(self.next_at()) };
-        let silent = self.attempts.iter().filter(|a| a.is_silent()).map(|a| a.since + options.dial_timeout);
-        silent.chain(next).chain(self.relay_at(options)).min()
+        let silent = self.attempts.iter().filter(|a| a.is_silent()).map(|a| self.ends_at(a, options));
+        let padding = self.attempts.iter().filter_map(|attempt| attempt.padding.as_ref()?.due());
+        silent.chain(next).chain(padding).chain(self.relay_at(options)).min()
+    }
+
+    /// Returns the time at which an attempt ends if its address stays silent.
+    fn ends_at(&self, attempt: &Attempt, options: &TcpOptions) -> Instant {
+        let usual = attempt.since + options.dial_timeout;
+        self.silent_until.map_or(usual, |at| usual.min(at))
     }
 
     /// Returns the time at which the relay is asked. A peer that may have the hello first has time to answer.
@@ -210,6 +236,7 @@ impl Dial {
     ) -> Dialed {
         let mut at = 0;
         while at < self.attempts.len() {
+            let ends_at = self.ends_at(&self.attempts[at], options);
             let attempt = &mut self.attempts[at];
             match attempt.step(&self.hello, &self.key, self.target, now) {
                 Ok(true) => {
@@ -221,9 +248,12 @@ impl Dial {
                         is_relayed: attempt.detour.is_some(),
                     });
                 }
-                Ok(false) if attempt.is_silent() && now >= attempt.since + options.dial_timeout => {
+                Ok(false) if attempt.is_silent() && now >= ends_at => {
                     self.is_silent = true;
                     self.fail(at, "no answer; a firewall?", now);
+                }
+                Ok(false) if attempt.has_lost_padding(now) => {
+                    self.fail(at, "full segments vanish; is the MTU larger than that of a switch?", now);
                 }
                 Ok(false) => at += 1,
                 Err(Broken::For(why)) => self.fail(at, &why, now),
@@ -289,7 +319,8 @@ impl Dial {
             let Some(Waiting { candidate, try_number, at }) = self.waiting.pop_front() else { break };
             let to = candidate.to;
             match Attempt::start(candidate.clone(), try_number, self.loopback, now, options) {
-                Ok(attempt) => {
+                Ok(mut attempt) => {
+                    attempt.padding = self.is_padded.then(Padding::default);
                     self.hungry_since = None;
                     opened(&attempt.socket);
                     self.attempts.push(attempt);
@@ -403,6 +434,7 @@ impl Attempt {
             detour: None,
             sent: 0,
             said_at: None,
+            padding: None,
             answer: [0; ANSWER_BYTES],
             received: 0,
             congestion,
@@ -422,6 +454,7 @@ impl Attempt {
             detour: Some(detour),
             sent: 0,
             said_at: None,
+            padding: None,
             answer: [0; ANSWER_BYTES],
             received: 0,
             congestion,
@@ -432,6 +465,11 @@ impl Attempt {
     /// the peer and is not silent.
     fn is_silent(&self) -> bool {
         self.sent == 0 && !self.calling.as_ref().is_some_and(Calling::is_sent)
+    }
+
+    /// Returns whether full segments do not get through, although short ones do.
+    fn has_lost_padding(&mut self, now: Instant) -> bool {
+        self.padding.as_mut().is_some_and(|padding| padding.is_lost(&self.socket, now))
     }
 
     /// Makes progress; returns whether the peer has welcomed this end.
@@ -477,6 +515,11 @@ impl Attempt {
                 Err(Stop::Closed(error)) => return Err(early(error)),
             }
         }
+        if let Some(padding) = &mut self.padding
+            && let Err(Stop::Closed(error)) = padding.send(&self.socket)
+        {
+            return Err(early(error));
+        }
         while self.received < ANSWER_BYTES {
             match socket::recv_bytes(&self.socket, &mut self.answer[self.received..]) {
                 Ok(bytes) => self.received += bytes,
@@ -484,6 +527,17 @@ impl Attempt {
                 Err(Stop::Closed(error)) => return Err(early(error)),
             }
         }
+        self.judge(hello, key, target, now)
+    }
+
+    /// Judges the answer; returns whether it is a welcome, with all padding behind it.
+    fn judge(
+        &mut self,
+        hello: &[u8; HELLO_BYTES],
+        key: &Key,
+        target: u64,
+        now: Instant,
+    ) -> Result<bool, Broken> {
         match Answer::decode(&self.answer) {
             None if Port::is_full(&self.answer) => {
                 Err(Broken::Early("the peer has too many pending connections".into()))
@@ -496,7 +550,13 @@ impl Attempt {
             Some(_) if !Answer::is_proven(&self.answer, hello, key) => {
                 Err(Broken::For("the process that answers there does not know the job's cookie".into()))
             }
-            Some(Answer { verdict: Verdict::Welcome, instance, .. }) if instance == target => Ok(true),
+            Some(Answer { verdict: Verdict::Welcome, instance, .. }) if instance == target => {
+                match self.padding.as_mut().map_or(Ok(true), |padding| padding.confirm(&self.socket, now)) {
+                    Ok(is_done) => Ok(is_done),
+                    Err(Stop::Blocked) => Ok(false),
+                    Err(Stop::Closed(_)) => Err(Broken::For("closed before its padding had come".into())),
+                }
+            }
             Some(Answer { verdict: Verdict::Welcome, .. }) => {
                 Err(Broken::For("another endpoint answers".into()))
             }

@@ -1,5 +1,6 @@
 //! The endpoint of the TCP transport: the operations that the owner calls.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -7,17 +8,18 @@ use super::NAME;
 use super::accept::{Acceptor, Arrival, Identity, RejectedConnections};
 use super::address::{Address, Host};
 use super::inbound::{Landing, Recv};
-use super::interfaces::{self, Interface};
+use super::interfaces::{self, Interface, Local};
 use super::leaving::Leaving;
 use super::link::{Link, State, Strands, Workspace};
 use super::options::TcpOptions;
 use super::outbound::{BURST_BYTES, Send};
 use super::pacing::Pacing;
+use super::padding::Proving;
 use super::park::Park;
 use super::rails::{self, Rail};
 use super::relay::AtRelay;
 use super::route::{self, Candidate};
-use super::socket::{Stop, TcpInfo};
+use super::socket::{self, Stop, TcpInfo};
 use super::stripes::Path;
 use super::wire::{MESSAGE_MAX, key_of};
 use crate::arm::{Armed, ParkBy};
@@ -42,6 +44,8 @@ pub struct TcpEndpoint {
     interfaces: Vec<Interface>,
     /// The addresses of all interfaces of this host.
     own_addresses: Vec<IpAddr>,
+    /// Facts and options that the system has refused and that this end does without, in words.
+    lack: Option<String>,
     address: Vec<u8>,
     port: u16,
     pub(super) acceptor: Acceptor,
@@ -54,6 +58,8 @@ pub struct TcpEndpoint {
     pub(super) dialing: Vec<u32>,
     /// Links for which this end dials further connections.
     pub(super) stranding: Vec<u32>,
+    /// Further connections of peers whose paths may lose full segments.
+    pub(super) proving: Vec<Proving>,
     /// Links with pending messages that the peer is to dial.
     pub(super) awaited: Vec<u32>,
     /// Closed connections with unsent bytes of this rank, kept for a moment because the kernel would otherwise reset
@@ -93,7 +99,7 @@ pub(super) struct Peer {
     pub(super) down: Option<Error>,
     /// Whether this end dials first; `None` means that the lower rank does.
     pub(super) dials_first: Option<bool>,
-    /// Whether neither end got through to the other, and they have met at a relay.
+    /// Whether neither end got through to the other the last time, and they have met at a relay.
     pub(super) is_relayed: bool,
     /// Bytes per second that the path to it carries; 0 if unknown.
     pub(super) expected: f64,
@@ -109,19 +115,26 @@ impl TcpEndpoint {
     /// # Errors
     /// If the rank is out of range, no interface is admitted, or the system refuses a resource.
     pub fn new(rank: u32, world_size: u32, options: TcpOptions) -> Result<Self, Error> {
+        Self::with_interfaces(rank, world_size, options, interfaces::enumerate())
+    }
+
+    /// As [`TcpEndpoint::new`], with what the system says about the host's interfaces.
+    pub(super) fn with_interfaces(
+        rank: u32,
+        world_size: u32,
+        options: TcpOptions,
+        local: io::Result<Local>,
+    ) -> Result<Self, Error> {
         let system = |what: &'static str| move |error| Error::system(NAME, None, what, error);
         if rank >= world_size {
             let detail = format!("rank {rank} in a world of {world_size}");
             return Err(Error::new(ErrorKind::Usage, NAME, None, detail));
         }
         let instance = getrandom::u64().map_err(|error| {
-            Error::system(NAME, None, "random number", std::io::Error::other(error.to_string()))
+            Error::system(NAME, None, "random number", io::Error::other(error.to_string()))
         })?;
         let host = Host::here(instance);
-        let local = interfaces::enumerate().map_err(system("listing network interfaces"))?;
-        let list = options.interfaces.as_deref();
-        let admitted = interfaces::chosen(local.up, list, options.family)
-            .map_err(|detail| Error::new(ErrorKind::System, NAME, None, detail))?;
+        let (admitted, own_addresses, lack) = admit(local, &options)?;
         let listens = |at: SocketAddr| at.ip().is_unspecified() || admitted.iter().any(|i| i.ip == at.ip());
         let acceptor = Acceptor::open(&options, instance, listens).map_err(system("listening"))?;
         let at = acceptor.at().map_err(system("listening"))?;
@@ -148,7 +161,8 @@ impl TcpEndpoint {
             options,
             host,
             interfaces: admitted,
-            own_addresses: local.own,
+            own_addresses,
+            lack,
             address,
             port,
             acceptor,
@@ -157,6 +171,7 @@ impl TcpEndpoint {
             listed: Vec::new(),
             dialing: Vec::new(),
             stranding: Vec::new(),
+            proving: Vec::new(),
             awaited: Vec::new(),
             leaving: Vec::new(),
             at_relay: Vec::new(),
@@ -302,22 +317,27 @@ impl Endpoint for TcpEndpoint {
             ..Error::system(NAME, Some(peer), "the peer's address", error)
         })?;
         let here = (&self.host, &*self.interfaces, &*self.own_addresses);
-        let candidates = route::candidates(&address, here, self.options.family);
-        let Some(first) = candidates.first() else {
+        let named = self.options.interfaces.as_deref();
+        let candidates = route::candidates(&address, here, self.options.family, named);
+        if candidates.is_empty() && self.options.relay.is_none() {
             let because = "no common network; see KOLO_SOCKET_IFNAME".to_owned();
             return Ok(Reach::No { because });
-        };
-        let named = self.options.interfaces.is_some();
-        let rails = rails::rails(&address, &self.host, &self.interfaces, self.options.family, named);
+        }
+        let list = self.options.interfaces.as_deref();
+        let rails = rails::rails(&address, &self.host, &self.interfaces, self.options.family, list);
         let near = if self.host.same_stack(&address.host) { "same host, " } else { "" };
-        let how = match &rails[..] {
-            [_, others @ ..] if !others.is_empty() => {
+        let mut how = match (candidates.first(), &rails[..]) {
+            (None, _) => "no common network: relayed by rank 0, unless the peer gets through".to_owned(),
+            (Some(first), [_, others @ ..]) if !others.is_empty() => {
                 let others = others.iter().map(|rail| format!("{} via {}", rail.to.ip(), rail.at));
                 let others: Vec<String> = others.collect();
                 format!("{} via {}, long messages also to {}", first.to, first.interface, others.join(", "))
             }
-            _ => format!("{near}{} via {}", first.to, first.interface),
+            (Some(first), _) => format!("{near}{} via {}", first.to, first.interface),
         };
+        if let Some(lack) = &self.lack {
+            how = format!("{how}; {lack}");
+        }
         let known = &mut self.peers[peer as usize];
         known.rails = rails;
         known.address = Some(address);
@@ -436,7 +456,7 @@ impl Endpoint for TcpEndpoint {
                 let in_vain = |socket: &_| TcpInfo::of(socket).is_some_and(|info| info.resends_in_vain());
                 in_vain(socket) || others.into_iter().any(in_vain)
             }
-            State::Dialing(dial) => dial.is_unheard(),
+            State::Dialing(dial) => link.silences > 0 || dial.is_unheard(),
             State::Awaited(awaiting) => awaiting.tried.is_some(),
             State::Idle | State::Gone => false,
         })
@@ -467,8 +487,8 @@ impl Endpoint for TcpEndpoint {
     }
 
     fn relayed(&self) -> Vec<u32> {
-        let all = self.peers.iter().zip(0..);
-        all.filter(|(peer, _)| peer.is_relayed).map(|(_, rank)| rank).collect()
+        let is_relayed = |link: &Link| link.route.as_ref().is_some_and(|route| route.is_relayed);
+        (0..self.me.world_size).filter(|peer| self.links_to(*peer).any(is_relayed)).collect()
     }
 
     fn leave(&mut self) {
@@ -494,7 +514,7 @@ impl Endpoint for TcpEndpoint {
                 Strands::Dialing(dials) => dials.iter().filter_map(|(_, dial)| dial.due(&self.options)).min(),
                 Strands::None | Strands::Wanted => None,
             });
-        let dials = dials.chain(strands);
+        let dials = dials.chain(strands).chain(self.proving.iter().map(Proving::until));
         let waits = self.awaited.iter().filter_map(|&number| match &self.links[number as usize].state {
             State::Awaited(awaiting) => awaiting.due(),
             _ => None,
@@ -528,6 +548,26 @@ impl Endpoint for TcpEndpoint {
     fn is_flushed(&self) -> bool {
         self.listed.iter().all(|&number| self.links[number as usize].outbound.queue.is_empty())
     }
+}
+
+/// Returns the interfaces that the options admit, the addresses of all, and what the system has refused and an endpoint does
+/// without.
+fn admit(
+    local: io::Result<Local>,
+    options: &TcpOptions,
+) -> Result<(Vec<Interface>, Vec<IpAddr>, Option<String>), Error> {
+    let (local, mut lacks) = match local {
+        Ok(local) => (local, Vec::new()),
+        Err(error) => {
+            (Local::towards(options.relay), vec![format!("the system does not list interfaces ({error})")])
+        }
+    };
+    lacks.extend(socket::refused(options));
+    // Without a list, nothing can be chosen from it.
+    let list = options.interfaces.as_deref().filter(|_| local.is_listed);
+    let admitted = interfaces::chosen(local.up, list, options.family)
+        .map_err(|detail| Error::new(ErrorKind::System, NAME, None, detail))?;
+    Ok((admitted, local.own, (!lacks.is_empty()).then(|| lacks.join("; "))))
 }
 
 fn too_long(peer: u32) -> Error {

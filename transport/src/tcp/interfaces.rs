@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use super::options::Family;
 
@@ -16,15 +16,46 @@ pub(super) struct Interface {
     /// Length of the network's prefix in bits.
     pub(super) prefix: u8,
     pub(super) loopback: bool,
+    /// The devices below it by which its packets leave: itself, unless it is stacked on others, as a VLAN is.
+    pub(super) cables: Vec<String>,
 }
 
 /// The interfaces of this host.
 #[derive(Debug, Default)]
 pub(super) struct Local {
+    /// Whether the system has listed them.
+    pub(super) is_listed: bool,
     /// All addresses of the interfaces that are up.
     pub(super) up: Vec<Interface>,
     /// The addresses of all interfaces, also of those that are down: packets to them do not leave this host.
     pub(super) own: Vec<IpAddr>,
+}
+
+impl Local {
+    /// Returns the addresses that can be known without the system's list: loopback, and the one from which packets to an
+    /// address leave.
+    pub(super) fn towards(far: Option<SocketAddr>) -> Self {
+        let source = far.and_then(|far| {
+            let any: IpAddr =
+                if far.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+            // "Connecting" a datagram socket consults the routing table and sends nothing.
+            let socket = UdpSocket::bind((any, 0)).ok()?;
+            socket.connect(far).ok()?;
+            Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified() && !ip.is_loopback())
+        });
+        let of = |name: &str, ip: IpAddr| Interface {
+            name: name.to_owned(),
+            index: 0,
+            ip,
+            // Only the address itself is known of its network.
+            prefix: if ip.is_ipv4() { 32 } else { 128 },
+            loopback: ip.is_loopback(),
+            cables: vec![name.to_owned()],
+        };
+        let mut up = vec![of("lo", Ipv4Addr::LOCALHOST.into())];
+        up.extend(source.map(|ip| of("unknown", ip)));
+        Self { is_listed: false, own: up.iter().map(|interface| interface.ip).collect(), up }
+    }
 }
 
 /// Returns the interfaces of this host.
@@ -34,7 +65,7 @@ pub(super) fn enumerate() -> io::Result<Local> {
     if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let mut found = Local::default();
+    let mut found = Local { is_listed: true, ..Local::default() };
     let mut at = head;
     while !at.is_null() {
         // SAFETY: `at` is an element of the list, which lives until freeifaddrs.
@@ -52,8 +83,11 @@ pub(super) fn enumerate() -> io::Result<Local> {
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
         // SAFETY: the name is a C string, which is only read.
         let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+        let name = name.to_string_lossy().into_owned();
+        let known = found.up.iter().find(|other| other.name == name).map(|other| other.cables.clone());
         found.up.push(Interface {
-            name: name.to_string_lossy().into_owned(),
+            cables: known.unwrap_or_else(|| lowest(&name, &below)),
+            name,
             index,
             ip,
             prefix: mask.map_or(0, prefix_len),
@@ -63,6 +97,53 @@ pub(super) fn enumerate() -> io::Result<Local> {
     // SAFETY: head comes from getifaddrs, and nothing refers to the list any more.
     unsafe { libc::freeifaddrs(head) };
     Ok(found)
+}
+
+/// Maximum number of devices that are stacked on each other, as far as they are followed.
+const STACKED_MAX: usize = 8;
+
+/// Returns the devices below an interface that are stacked on no other, by the devices directly below each.
+fn lowest(name: &str, below: &impl Fn(&str) -> Vec<String>) -> Vec<String> {
+    let mut level = vec![name.to_owned()];
+    let mut found = Vec::new();
+    for _ in 0..STACKED_MAX {
+        for device in std::mem::take(&mut level) {
+            match below(&device) {
+                lower if lower.is_empty() => found.push(device),
+                lower => level.extend(lower),
+            }
+        }
+    }
+    found.extend(level);
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// Returns the devices on which a device of this network namespace is stacked directly. None if the system does not show
+/// them; the names then decide: see [`share_cable`].
+fn below(device: &str) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(format!("/sys/class/net/{device}")) else { return Vec::new() };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter_map(|name| Some(name.strip_prefix("lower_")?.to_owned())).collect()
+}
+
+/// Returns whether packets of two interfaces of a host leave by one cable: one is stacked on the other, or both on a third,
+/// or their names say that they are VLANs of one interface.
+pub(super) fn share_cable(a: &Interface, b: &Interface) -> bool {
+    a.cables.iter().any(|cable| b.cables.contains(cable)) || are_vlans_of_one(&a.name, &b.name)
+}
+
+/// Returns whether two names are those of an interface and a VLAN of it, or of two VLANs of it.
+pub(super) fn are_vlans_of_one(a: &str, b: &str) -> bool {
+    let cable = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
+    cable(a) == cable(b)
+}
+
+/// Returns whether the user's list names an interface, rather than excluding others.
+pub(super) fn is_named(name: &str, list: Option<&[String]>) -> bool {
+    let is_inverted = |list: &[String]| list.first().is_some_and(|first| first.starts_with('^'));
+    list.is_some_and(|list| !is_inverted(list) && list.iter().any(|entry| is_of(entry, name)))
 }
 
 /// Returns whether an interface with these flags can be used. The kernel reports an interface as running somewhat
@@ -216,6 +297,7 @@ mod tests {
             ip: ip.parse().unwrap(),
             prefix: 24,
             loopback: false,
+            cables: vec![name.into()],
         };
         let all = [
             interface("eth0", "192.0.2.1"),
@@ -237,6 +319,52 @@ mod tests {
         let none = of(&["ib"], Family::Both).unwrap_err();
         assert!(none.contains("KOLO_SOCKET_IFNAME") && none.ends_with("this host has eth0, eth1"), "{none}");
         assert_eq!(of(&["^=eth7"], Family::V4).map(|list| list.len()), Ok(2), "excluding it is no mistake");
+    }
+
+    #[test]
+    fn cables_are_those_below_all_others() {
+        let below = |name: &str| -> Vec<String> {
+            let lower: &[&str] = match name {
+                "vlan100" => &["bond0"],
+                "bond0" => &["eth1", "eth0"],
+                "br0" => &["eth0", "veth7"],
+                "odd" => &["odd"],
+                _ => &[],
+            };
+            lower.iter().map(|name| (*name).to_owned()).collect()
+        };
+        for (name, wanted) in [
+            ("eth0", &["eth0"][..]),
+            ("bond0", &["eth0", "eth1"]),
+            ("vlan100", &["eth0", "eth1"]),
+            ("br0", &["eth0", "veth7"]),
+            ("odd", &["odd"]),
+        ] {
+            assert_eq!(lowest(name, &below), wanted, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_list_names_what_it_does_not_exclude() {
+        assert!(is_named("wg0", Some(&list(&["eth", "wg"]))) && is_named("wg0", Some(&list(&["=wg0"]))));
+        assert!(!is_named("wg0", None) && !is_named("wg0", Some(&list(&["eth"]))));
+        assert!(
+            !is_named("wg0", Some(&list(&["^docker", "lo"]))) && !is_named("wg0", Some(&list(&["^wg0"])))
+        );
+    }
+
+    #[test]
+    fn without_a_list_the_way_to_an_address_is_known() {
+        let far = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 9)));
+        let ips = |local: &Local| local.up.iter().map(|interface| interface.ip).collect::<Vec<_>>();
+        for far in [None, far] {
+            let local = Local::towards(far);
+            assert!(
+                !local.is_listed
+                    && ips(&local) == [IpAddr::V4(Ipv4Addr::LOCALHOST)]
+                    && local.own == ips(&local)
+            );
+        }
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub(super) enum State {
 /// A wait for the peer to dial.
 #[derive(Debug)]
 pub(super) struct Awaiting {
-    /// Time at which this side dials itself, unless it has.
+    /// Time at which this side dials itself, for the first time or again.
     pub(super) dial_at: Option<Instant>,
     /// Time at which the peer counts as lost.
     pub(super) lose_at: Option<Instant>,
@@ -72,6 +72,10 @@ pub(super) struct Link {
     pub(super) hung_up: bool,
     /// Time since which a connection is wanted.
     pub(super) asked_at: Option<Instant>,
+    /// Number of times that this end has dialed and met silence, since a connection is wanted.
+    pub(super) silences: u32,
+    /// Time at which a peer that stays silent counts as lost, after the first silence.
+    pub(super) lose_at: Option<Instant>,
     /// Time at which this end last called the relay.
     pub(super) called_at: Option<Instant>,
     /// Description of the connection, for the summary.
@@ -124,6 +128,8 @@ impl Link {
             writable: true,
             hung_up: false,
             asked_at: None,
+            silences: 0,
+            lose_at: None,
             called_at: None,
             route: None,
             losses: None,

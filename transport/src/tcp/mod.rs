@@ -42,6 +42,7 @@ mod memory;
 mod options;
 mod outbound;
 mod pacing;
+mod padding;
 mod park;
 mod port;
 mod rails;
@@ -120,7 +121,7 @@ pub(crate) fn fuzz_address(bytes: &[u8]) {
     if let Ok(address) = address::Address::decode(bytes) {
         let here = address::Host::here(1);
         let local = interfaces::enumerate().unwrap_or_default();
-        let _ = route::candidates(&address, (&here, &local.up, &local.own), Family::Both);
+        let _ = route::candidates(&address, (&here, &local.up, &local.own), Family::Both, None);
         assert!(address::Address::decode(&address.encode()).is_ok());
     }
 }

@@ -82,6 +82,9 @@ pub struct TcpOptions {
     pub dial_patience: Duration,
     /// Time that an address has to answer at all.
     pub dial_timeout: Duration,
+    /// Time that the packets of both ends have to get through to the other, from the first attempt. Silent addresses are
+    /// tried again meanwhile, because a cable or a switch may be down for some seconds.
+    pub reach_within: Duration,
     /// Time that a new connection has to identify itself.
     pub hello_timeout: Duration,
     /// Time for which a peer's host may leave a silent connection's keep-alive probes unanswered before the peer is
@@ -112,6 +115,8 @@ impl Default for TcpOptions {
             dial_patience: Duration::from_millis(1500),
             // In 15 s, four repetitions of a SYN (after 1, 2, 4 and 8 s) go unanswered.
             dial_timeout: Duration::from_secs(16),
+            // As `dead_after`: an outage matters neither more nor less while a connection is made.
+            reach_within: Duration::from_secs(60),
             hello_timeout: Duration::from_secs(10),
             // Longer than a switch takes to fail over, shorter than an operator's patience.
             dead_after: Duration::from_secs(60),

@@ -386,7 +386,8 @@ mod tests {
 
     fn hello(target: u64) -> Hello {
         let nonce = [1; NONCE_BYTES];
-        Hello { from: 0, to: 1, world_size: 2, channel: 0, strand: 0, instance: 3, target, nonce }
+        let (channel, strand, is_padded) = (0, 0, false);
+        Hello { from: 0, to: 1, world_size: 2, channel, strand, is_padded, instance: 3, target, nonce }
     }
 
     #[test]

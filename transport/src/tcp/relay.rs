@@ -8,8 +8,8 @@
 //! that would let it pose as a rank.
 //!
 //! An end asks the relay after no address has let it connect for a while, or after an address has taken its hello but
-//! not answered for much longer, and at once for peers that it met at a relay before. Every byte passes the network of
-//! the relay's host twice.
+//! not answered for much longer. For peers that it met at a relay before, it asks at once, beside their addresses; and for
+//! peers without an address that leads to them. Every byte passes the network of the relay's host twice.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -96,14 +96,6 @@ fn key_of(cookie: &[u8; 16]) -> Key {
     Key::derive(&[cookie], b"kolo tcp relays")
 }
 
-/// Returns how long an end waits for the addresses of a peer before it also asks a relay.
-fn patience(options: &TcpOptions, peer: u32) -> Duration {
-    match options.relayed_before.contains(&peer) {
-        true => Duration::ZERO,
-        false => RELAY_AFTER.min(options.dial_timeout / 4),
-    }
-}
-
 /// A relay that a dialer may ask.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Detour {
@@ -188,8 +180,18 @@ impl TcpEndpoint {
     /// rank's hello: see [`TcpEndpoint::step_relays`].
     pub(super) fn detour(&self, number: u32, now: Instant) -> Option<Detour> {
         let (to, call) = self.call_for(number).filter(|(_, call)| call.is_dialer)?;
-        let at = now + patience(&self.options, self.links[number as usize].channel.peer);
+        let at = now + self.relay_patience(self.links[number as usize].channel.peer);
         Some(Detour { to, call, at, until: None })
+    }
+
+    /// Returns how long this end waits for the addresses of a peer before it also asks the relay.
+    fn relay_patience(&self, peer: u32) -> Duration {
+        let known = &self.peers[peer as usize];
+        let is_needed = known.is_relayed || known.candidates.is_empty();
+        match is_needed || self.options.relayed_before.contains(&peer) {
+            true => Duration::ZERO,
+            false => RELAY_AFTER.min(self.options.dial_timeout / 4),
+        }
     }
 
     /// Returns the relay, and this end's call to it for a link.
@@ -214,8 +216,7 @@ impl TcpEndpoint {
         if self.at_relay.iter().any(|at| at.number == number) {
             return None;
         }
-        let is_relayed = self.peers[peer as usize].is_relayed;
-        let first = link.asked_at? + if is_relayed { Duration::ZERO } else { patience(&self.options, peer) };
+        let first = link.asked_at? + self.relay_patience(peer);
         Some(link.called_at.map_or(first, |last| first.max(last + CALL_AGAIN)))
     }
 

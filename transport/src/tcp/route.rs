@@ -3,8 +3,9 @@
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use super::address::{Address, Host, Network};
-use super::interfaces::{Interface, same_network};
+use super::interfaces::{Interface, is_named, same_network};
 use super::options::Family;
+use super::rails::is_tunnel;
 
 /// An address to dial.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,12 +30,15 @@ pub(super) fn is_inward(name: &str) -> bool {
     INWARD.iter().any(|inward| name.starts_with(inward))
 }
 
-// Distances; the least is tried first. IPv6 adds 1 to each.
+// Distances; the least is tried first. IPv6 adds 1 to each. A route between private addresses stays within a site, and is
+// faster than a tunnel. One between public addresses may lead through the Internet, where a tunnel protects the data.
 const SAME_STACK: u8 = 0;
 const SAME_NETWORK: u8 = 2;
-const ROUTED: u8 = 4;
-const INWARD_NETWORK: u8 = 6;
-const LINK_LOCAL: u8 = 8;
+const ROUTED_PRIVATE: u8 = 4;
+const TUNNEL: u8 = 6;
+const ROUTED: u8 = 8;
+const INWARD_NETWORK: u8 = 10;
+const LINK_LOCAL: u8 = 12;
 
 /// Returns the addresses of `peer`, the most promising first. Empty if there is no path. `here` has this host, the
 /// interfaces that it uses, and the addresses of all.
@@ -42,8 +46,9 @@ pub(super) fn candidates(
     peer: &Address,
     (here, mine, own): (&Host, &[Interface], &[IpAddr]),
     family: Family,
+    list: Option<&[String]>,
 ) -> Vec<Candidate> {
-    candidates_at(&peer.networks, peer.port, here.same_stack(&peer.host), (mine, own), family)
+    candidates_at(&peer.networks, peer.port, here.same_stack(&peer.host), (mine, own), (family, list))
 }
 
 /// As [`candidates`], for a peer that may be on the same host.
@@ -52,8 +57,9 @@ pub(super) fn candidates_at(
     port: u16,
     same_stack: bool,
     (mine, own): (&[Interface], &[IpAddr]),
-    family: Family,
+    (family, list): (Family, Option<&[String]>),
 ) -> Vec<Candidate> {
+    let is_slow = |name: &str| is_tunnel(name) && !is_named(name, list);
     let mut found = Vec::new();
     for network in networks {
         let wanted = match family {
@@ -82,15 +88,27 @@ pub(super) fn candidates_at(
             }
         } else if is_inward(&network.interface) {
             add(to, INWARD_NETWORK);
-        } else if same_stack || mine.iter().any(|i| same_network(i.ip, network.ip, i.prefix)) {
+        } else if same_stack {
             add(to, SAME_NETWORK);
+        } else if let Some(own) = mine.iter().find(|i| same_network(i.ip, network.ip, i.prefix)) {
+            let is_slow = is_slow(&own.name) || is_slow(&network.interface);
+            add(to, if is_slow { TUNNEL } else { SAME_NETWORK });
         } else if mine.iter().any(|i| i.ip.is_ipv4() == network.ip.is_ipv4() && !i.loopback) {
-            add(to, ROUTED);
+            let is_near = is_private(network.ip) && !is_slow(&network.interface);
+            add(to, if is_near { ROUTED_PRIVATE } else { ROUTED });
         }
     }
     found.sort_by_key(|candidate| candidate.distance);
     found.truncate(CANDIDATES_MAX);
     found
+}
+
+/// Whether an address is of a range that each site uses for itself.
+const fn is_private(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_private(),
+        IpAddr::V6(ip) => ip.is_unique_local(),
+    }
 }
 
 /// Whether an address is an IPv6 one that is valid on one link only.
@@ -108,7 +126,8 @@ mod tests {
 
     fn interface(name: &str, index: u32, ip: &str, prefix: u8) -> Interface {
         let ip: IpAddr = ip.parse().unwrap();
-        Interface { name: name.into(), index, ip, prefix, loopback: ip.is_loopback() }
+        let cables = vec![name.into()];
+        Interface { name: name.into(), index, ip, prefix, loopback: ip.is_loopback(), cables }
     }
 
     fn order(peer: &Address, here: &Host, mine: &[Interface], family: Family) -> Vec<String> {
@@ -117,7 +136,32 @@ mod tests {
     }
 
     fn order_with(peer: &Address, here: (&Host, &[Interface], &[IpAddr]), family: Family) -> Vec<String> {
-        candidates(peer, here, family).iter().map(|c| c.to.to_string()).collect()
+        candidates(peer, here, family, None).iter().map(|c| c.to.to_string()).collect()
+    }
+
+    #[test]
+    fn a_tunnel_carries_data_if_it_is_named_or_nothing_better_is_there() {
+        let host = |boot| Host { boot: [boot; 16], namespace: 1 };
+        let mine = |eth: &str| [interface("eth0", 2, eth, 24), interface("wg0", 3, "10.9.0.1", 24)];
+        let order = |eth: [&str; 2], list: Option<&[String]>| -> Vec<String> {
+            let networks = vec![network("wg0", "10.9.0.2", 24), network("eth0", eth[1], 24)];
+            let peer = Address { port: 7, instance: 0, host: host(1), networks };
+            let mine = mine(eth[0]);
+            let found = candidates(&peer, (&host(2), &mine, &[]), Family::Both, list);
+            found.into_iter().map(|candidate| candidate.interface).collect()
+        };
+        let (routed, direct) = (["10.1.0.1", "10.2.0.2"], ["10.1.0.1", "10.1.0.2"]);
+        let public = ["192.0.2.1", "198.51.100.2"];
+        let named = ["eth".to_owned(), "wg".to_owned()];
+        for (eth, list, wanted) in [
+            (direct, None, ["eth0", "wg0"]),
+            (routed, None, ["eth0", "wg0"]),
+            (routed, Some(&["^docker".to_owned()][..]), ["eth0", "wg0"]),
+            (routed, Some(&named), ["wg0", "eth0"]),
+            (public, None, ["wg0", "eth0"]),
+        ] {
+            assert_eq!(order(eth, list), wanted, "{eth:?}, {list:?}");
+        }
     }
 
     #[test]

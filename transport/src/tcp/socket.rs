@@ -329,9 +329,31 @@ const KEEPALIVE_MAX: Duration = Duration::from_secs(32767);
 /// Sets the options of a connection. Buffer sizes must be set before connecting, since the window scale depends on
 /// them.
 pub(super) fn configure(socket: &impl AsFd, options: &TcpOptions) -> io::Result<()> {
+    configure_but(socket, options, |set| set(), &mut |_, _| {})
+}
+
+/// Returns which of the options that connections can do without are refused, in words.
+pub(super) fn refused(options: &TcpOptions) -> Option<String> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).ok()?;
+    let mut refused = Vec::new();
+    let mut note = |what: &str, error: io::Error| refused.push(format!("{what} is refused ({error})"));
+    configure_but(&socket, options, |set| set(), &mut note).ok()?;
+    (!refused.is_empty()).then(|| refused.join("; "))
+}
+
+/// As [`configure`], and calls `refused` for every option that is refused and that connections can do without. `ask` makes
+/// the system calls of these options.
+fn configure_but(
+    socket: &impl AsFd,
+    options: &TcpOptions,
+    ask: impl Fn(&dyn Fn() -> io::Result<()>) -> io::Result<()>,
+    refused: &mut dyn FnMut(&str, io::Error),
+) -> io::Result<()> {
     let socket = SockRef::from(socket);
     socket.set_nonblocking(true)?;
-    socket.set_tcp_nodelay(true)?;
+    if let Err(error) = ask(&|| socket.set_tcp_nodelay(true)) {
+        refused("TCP_NODELAY", error);
+    }
     if let Some(bytes) = options.send_buffer_bytes {
         socket.set_send_buffer_size(bytes)?;
     }
@@ -344,7 +366,9 @@ pub(super) fn configure(socket: &impl AsFd, options: &TcpOptions) -> io::Result<
         .with_time(within(options.dead_after / 2))
         .with_interval(within(options.dead_after / 12))
         .with_retries(6);
-    socket.set_tcp_keepalive(&keepalive)?;
+    if let Err(error) = ask(&|| socket.set_tcp_keepalive(&keepalive)) {
+        refused("keep-alive", error);
+    }
     match options.user_timeout {
         Some(time) => socket.set_tcp_user_timeout(Some(time)),
         None => Ok(()),
@@ -385,6 +409,20 @@ mod tests {
         let connection = std::iter::repeat_with(accepted).find_map(Result::ok).expect("accepted");
         drop((connection, first, peer));
         assert_eq!(port(&listen(Some(ports.clone())).expect("free again")), *ports.start());
+    }
+
+    #[test]
+    fn options_that_a_sandbox_refuses_are_done_without_and_told() {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).expect("a socket");
+        let denied = |_: &dyn Fn() -> io::Result<()>| Err(io::Error::from_raw_os_error(libc::EPERM));
+        let mut told = Vec::new();
+        let outcome = configure_but(&socket, &TcpOptions::default(), denied, &mut |what, error| {
+            told.push((what.to_owned(), error.raw_os_error()));
+        });
+        outcome.expect("a connection works without them");
+        let wanted = ["TCP_NODELAY", "keep-alive"].map(|what| (what.to_owned(), Some(libc::EPERM)));
+        assert_eq!(told, wanted);
+        assert_eq!(refused(&TcpOptions::default()), None);
     }
 
     #[test]

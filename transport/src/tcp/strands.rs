@@ -42,7 +42,7 @@ impl Peer {
 
 impl Path {
     fn fail(&mut self, problem: String, now: Instant) {
-        (self.problem, self.failed_at) = (Some(problem), Some(now));
+        (self.problem, self.failed_at, self.is_proven) = (Some(problem), Some(now), false);
     }
 
     fn recover(&mut self) {
@@ -136,9 +136,16 @@ impl TcpEndpoint {
             if !known.paths[path].may_be_tried(now) {
                 continue;
             }
-            let hello = self.me.hello(on, dials.len() as u16 + 1, instance);
+            // The first connection's path carries the messages in any case.
+            let is_padded = to.ip() != first.ip() && !known.paths[path].is_proven;
+            let strand = dials.len() as u16 + 1;
+            let hello = match is_padded {
+                true => self.me.padded_hello(on, strand, instance),
+                false => self.me.hello(on, strand, instance),
+            };
             let candidate = Candidate { to, interface: at, distance: 0, from };
-            dials.push((path, Dial::new(hello, instance, false, &[candidate], now)));
+            let dial = Dial::new(hello, instance, false, &[candidate], now);
+            dials.push((path, if is_padded { dial.padded() } else { dial }));
         }
         if !dials.is_empty() {
             link.strands = Strands::Dialing(dials);
@@ -170,7 +177,11 @@ impl TcpEndpoint {
                         left.push((path, dial));
                         continue;
                     }
-                    Dialed::Connected(made) => self.add_strand(number, made.socket, path),
+                    Dialed::Connected(made) => {
+                        let peer = self.links[number as usize].channel.peer;
+                        self.peers[peer as usize].paths[path].is_proven = true;
+                        self.add_strand(number, made.socket, path);
+                    }
                     // The next channel tries again at once: nothing is known about the path.
                     Dialed::Starved(error) => {
                         let peer = self.links[number as usize].channel.peer;

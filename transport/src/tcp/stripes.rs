@@ -60,6 +60,8 @@ pub(super) struct Path {
     pub(super) rate: f64,
     /// Number of bytes of striped messages sent.
     pub(super) sent: u64,
+    /// Whether it has carried full segments both ways.
+    pub(super) is_proven: bool,
     /// The reason why it is not used, if it is not.
     pub(super) problem: Option<String>,
     /// Time of that failure.
@@ -358,7 +360,7 @@ impl Bundle {
 impl Path {
     /// Returns a path on which no bytes have gone yet.
     pub(super) const fn new(remote: std::net::IpAddr, interface: String) -> Self {
-        Self { remote, interface, rate: 0.0, sent: 0, problem: None, failed_at: None }
+        Self { remote, interface, rate: 0.0, sent: 0, is_proven: false, problem: None, failed_at: None }
     }
 
     fn note(&mut self, rate: f64) {

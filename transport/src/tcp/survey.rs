@@ -29,7 +29,7 @@ pub fn dialled(theirs: &[Network], list: Option<&[String]>) -> io::Result<Vec<(N
     let local = enumerate()?;
     let mine = admitted(local.up, list);
     let theirs: Vec<Network> = theirs.iter().filter(|it| !route::is_link_local(it.ip)).cloned().collect();
-    let found = route::candidates_at(&theirs, 0, false, (&mine, &local.own), Family::Both);
+    let found = route::candidates_at(&theirs, 0, false, (&mine, &local.own), (Family::Both, list));
     let of = |to: std::net::SocketAddr| theirs.iter().find(|network| network.ip == to.ip()).cloned();
     Ok(found.into_iter().filter_map(|candidate| Some((of(candidate.to)?, candidate.distance))).collect())
 }

@@ -14,6 +14,8 @@ use crate::endpoint::{Channel, Endpoint, Event, Piece, Posted, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::proof::Key;
 
+mod lacks;
+
 const COOKIE: [u8; 16] = [7; 16];
 
 fn options() -> TcpOptions {
@@ -102,7 +104,8 @@ fn dial(end: &TcpEndpoint) -> TcpStream {
 
 fn hello_to(end: &TcpEndpoint, from: u32, channel: u16) -> Hello {
     let (world_size, target) = (end.me.world_size, end.me.instance);
-    Hello { from, to: end.me.rank, world_size, channel, strand: 0, instance: 1234, target, nonce: [3; 16] }
+    let (to, nonce) = (end.me.rank, [3; 16]);
+    Hello { from, to, world_size, channel, strand: 0, is_padded: false, instance: 1234, target, nonce }
 }
 
 fn key() -> Key {
@@ -217,7 +220,7 @@ fn wrong_hellos_are_told_why() {
     stream.write_all(&bytes).unwrap();
     let told = answer(&mut end, &mut stream);
     assert_eq!((told.verdict, told.protocol), (Verdict::Version, PROTOCOL));
-    assert!(Answer { protocol: 9, ..told }.explain().contains("protocol 9, but this rank speaks 3"));
+    assert!(Answer { protocol: 9, ..told }.explain().contains("protocol 9, but this rank speaks 4"));
     assert_eq!(end.rejected_connections().count, 9);
 }
 

@@ -28,7 +28,10 @@ impl TcpEndpoint {
         if asked {
             self.look();
         }
-        let connecting = !self.dialing.is_empty() || !self.awaited.is_empty() || !self.stranding.is_empty();
+        let connecting = !self.dialing.is_empty()
+            || !self.awaited.is_empty()
+            || !self.stranding.is_empty()
+            || !self.proving.is_empty();
         let called = self.stirred || self.acceptor.has_news();
         if connecting || called || self.tick.is_multiple_of(DOOR_TICKS) {
             let stirs = self.connect(events);

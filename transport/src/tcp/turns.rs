@@ -68,6 +68,10 @@ impl TcpEndpoint {
             }
             Judgement::Wait => Verdict::Welcome,
         };
+        if verdict == Verdict::Welcome && arrival.hello.strand > 0 && arrival.hello.is_padded {
+            self.prove(arrival, now);
+            return true;
+        }
         let Arrival { socket, from, is_relayed, hello, bytes, .. } = arrival;
         let on = Channel { peer: hello.from, index: hello.channel };
         let answer = answer_of(&self.me, verdict).encode(Some((&bytes, &self.me.key)));
@@ -132,11 +136,7 @@ impl TcpEndpoint {
         let mut moved = false;
         for number in self.awaited.clone() {
             let State::Awaited(awaiting) = &mut self.links[number as usize].state else { continue };
-            if awaiting.dial_at.is_some_and(|at| now >= at) {
-                awaiting.dial_at = Some(now + self.options.dial_patience);
-                self.dial(number);
-                moved = true;
-            } else if awaiting.lose_at.is_some_and(|at| now >= at) {
+            if awaiting.lose_at.is_some_and(|at| now >= at) {
                 let tried = awaiting.tried.clone().unwrap_or_default();
                 let peer = self.links[number as usize].channel.peer;
                 let detail = format!(
@@ -147,6 +147,11 @@ impl TcpEndpoint {
                 self.lose(peer, Error::new(ErrorKind::PeerLost, NAME, Some(peer), detail), events);
                 return true;
             }
+            if awaiting.dial_at.is_some_and(|at| now >= at) {
+                awaiting.dial_at = Some(now + self.options.dial_patience);
+                self.dial(number);
+                moved = true;
+            }
         }
         let links = &self.links;
         self.awaited.retain(|&number| matches!(links[number as usize].state, State::Awaited(_)));
@@ -154,17 +159,29 @@ impl TcpEndpoint {
     }
 
     /// Leaves the connection to the peer after this end's dial has failed. The peer may get through; the lower rank
-    /// reports an error if it does not in time.
+    /// reports an error if it does not in time. After silence, this end tries again after a while, and each time waits
+    /// somewhat longer.
     pub(super) fn leave_it_to_the_peer(&mut self, number: u32, tried: String, by: Failure, now: Instant) {
-        let is_lower = self.me.rank < self.links[number as usize].channel.peer;
+        const LONGEST_PAUSE: u32 = 2; // as a power of 2
+        let link = &mut self.links[number as usize];
+        let is_lower = self.me.rank < link.channel.peer;
         // If the peer has posted, it began to dial long ago. After a refusal, which comes at once, it is about to; mostly
         // the peer has ended.
-        let patience = match by {
-            Failure::Silence | Failure::Answer => self.options.dial_timeout / 2,
-            Failure::Refusal => self.options.dial_patience * 2,
+        let (dial_at, lose_at) = match by {
+            Failure::Silence => {
+                let pause = self.options.dial_patience * (1 << link.silences.min(LONGEST_PAUSE));
+                if link.silences == 0 {
+                    let reach = link.asked_at.unwrap_or(now).checked_add(self.options.reach_within);
+                    link.lose_at = reach.map(|at| at.max(now + self.options.dial_timeout / 2));
+                }
+                link.silences += 1;
+                (Some(now + pause), link.lose_at)
+            }
+            Failure::Answer => (None, Some(now + self.options.dial_timeout / 2)),
+            Failure::Refusal => (None, Some(now + self.options.dial_patience * 2)),
         };
-        let lose_at = is_lower.then(|| now + patience);
-        self.await_peer(number, Awaiting { dial_at: None, lose_at, tried: Some(tried) });
+        let lose_at = lose_at.filter(|_| is_lower);
+        self.await_peer(number, Awaiting { dial_at, lose_at, tried: Some(tried) });
     }
 }
 
@@ -270,6 +287,42 @@ mod tests {
         exchange(&mut ends, 1, Some(0));
         assert!(ends[0].deferred.is_empty());
         assert_eq!(ends[0].peers[1].dials_first, Some(false));
+    }
+
+    #[test]
+    fn an_end_that_met_silence_dials_again_and_gives_up_in_time() {
+        let mut ends = world();
+        let options = &mut ends[0].options;
+        (options.dial_patience, options.reach_within) = (Duration::from_secs(1), Duration::from_secs(20));
+        let number = ends[0].link(Channel { peer: 1, index: 0 }).unwrap();
+        let (began, mut events) = (Instant::now(), Vec::new());
+        ends[0].links[number as usize].asked_at = Some(began);
+        for (at, pause) in [(3, 1), (6, 2), (9, 4), (15, 4)] {
+            let now = began + Duration::from_secs(at);
+            ends[0].leave_it_to_the_peer(number, "no answer".into(), Failure::Silence, now);
+            let due = now + Duration::from_secs(pause);
+            assert!(!ends[0].look_after_awaited(due - Duration::from_millis(1), &mut events), "{at} s");
+            assert!(ends[0].look_after_awaited(due, &mut events), "{at} s");
+            assert!(matches!(ends[0].links[number as usize].state, State::Dialing(_)), "{at} s");
+            assert!(ends[0].is_unheard(1), "{at} s");
+        }
+        let late = began + Duration::from_secs(20);
+        ends[0].leave_it_to_the_peer(number, "no answer".into(), Failure::Silence, late);
+        assert!(ends[0].look_after_awaited(late, &mut events));
+        assert!(matches!(&events[..], [Event::Down { peer: 1, .. }]), "{events:?}");
+    }
+
+    #[test]
+    fn a_peer_that_was_met_at_the_relay_is_dialed_too() {
+        let mut ends = world();
+        // Nobody comes to this relay.
+        let relay = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        for (end, peer) in ends.iter_mut().zip([1, 0]) {
+            end.options.relay = Some(relay.local_addr().unwrap());
+            end.peers[peer].is_relayed = true;
+        }
+        exchange(&mut ends, 0, None);
+        assert!(ends.iter().all(|end| end.relayed().is_empty()), "both dial again");
     }
 
     #[test]

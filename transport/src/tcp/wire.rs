@@ -10,7 +10,7 @@
 use crate::proof::{Key, PROOF_BYTES};
 
 /// Common version of hello, answer and header. Ranks of different versions do not communicate.
-pub(super) const PROTOCOL: u16 = 3;
+pub(super) const PROTOCOL: u16 = 4;
 
 /// Length of a message header: half a cache line.
 pub(super) const HEADER_BYTES: usize = 32;
@@ -115,6 +115,8 @@ pub(super) struct Hello {
     pub(super) channel: u16,
     /// Number of the connection within the channel: 0 is the first, which carries the headers of messages.
     pub(super) strand: u16,
+    /// Whether [padding](super::padding) follows.
+    pub(super) is_padded: bool,
     /// Number of the endpoint that dials.
     pub(super) instance: u64,
     /// Number of the intended endpoint: another process may have the address by now.
@@ -156,6 +158,7 @@ impl Hello {
         out[32..40].copy_from_slice(&self.target.to_le_bytes());
         out[40..56].copy_from_slice(&self.nonce);
         out[56..58].copy_from_slice(&self.strand.to_le_bytes());
+        out[58] = self.is_padded.into();
         let proof = key.prove(&[b"dial", &out[..HELLO_HEAD]]);
         out[HELLO_HEAD..].copy_from_slice(&proof);
         out
@@ -181,6 +184,7 @@ impl Hello {
             world_size: u32_at(bytes, 16),
             channel: u16_at(bytes, 10),
             strand: u16_at(bytes, 56),
+            is_padded: bytes[58] == 1,
             instance: u64_at(bytes, 24),
             target: u64_at(bytes, 32),
             nonce,
@@ -326,6 +330,7 @@ mod tests {
         world_size: 9,
         channel: 2,
         strand: 6,
+        is_padded: true,
         instance: 77,
         target: 88,
         nonce: [5; NONCE_BYTES],

@@ -20,6 +20,10 @@ struct Line {
     is_second: bool,
     /// Number of messages that are received 4 ms late, because another process has the CPU.
     naps: u32,
+    /// Whether the kernel takes all bytes at once, and sends them later.
+    has_room: bool,
+    /// Time at which the bytes that the kernel has taken have left.
+    left_at: Duration,
 }
 
 impl Wire for Line {
@@ -38,8 +42,11 @@ impl Wire for Line {
                 *window += burst;
             }
         }
-        self.here += Duration::from_secs_f64(takes);
-        self.to[&host].send((self.here + self.latency, bytes.to_vec())).map_err(|e| e.to_string())
+        self.left_at = self.here.max(self.left_at) + Duration::from_secs_f64(takes);
+        if !self.has_room {
+            self.here = self.left_at;
+        }
+        self.to[&host].send((self.left_at + self.latency, bytes.to_vec())).map_err(|e| e.to_string())
     }
     fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), String> {
         let (at, sent) = self.from[&host].recv().map_err(|e| e.to_string())?;
@@ -82,6 +89,8 @@ fn lines(hosts: u32, latency: Duration, rate: impl Fn(u32) -> f64) -> Vec<Line> 
             late: 0.0,
             is_second: false,
             naps: 0,
+            has_room: false,
+            left_at: Duration::ZERO,
         })
         .collect();
     for (from, to) in (0..hosts).flat_map(|a| (0..hosts).map(move |b| (a, b))) {
@@ -175,8 +184,38 @@ fn the_slower_end_of_a_link_counts() {
 }
 
 #[test]
+fn the_slower_direction_counts_even_if_the_kernel_takes_all_bytes_at_once() {
+    for slow in [0, 1] {
+        let mut lines = lines(2, Duration::from_micros(25), |host| if host == slow { 2.5e6 } else { 125e6 });
+        lines.iter_mut().for_each(|line| line.has_room = true);
+        let (samples, _) = measured_on(lines);
+        let found = samples[0].bytes_per_second / 2.5e6;
+        assert!((0.9..1.1).contains(&found), "host {slow}: {found}, {samples:?}");
+        assert!(samples[0].is_settled, "host {slow}: {samples:?}");
+    }
+}
+
+#[test]
+fn every_host_meets_two_others_in_few_rounds() {
+    for hosts in 3..70_u32 {
+        for host in 0..hosts {
+            let met: Vec<u32> = partners(host, hosts).collect();
+            assert!(met.len() >= 2 && met.len() as u32 <= hosts.ilog2() + 2, "{host} of {hosts}: {met:?}");
+            for partner in met {
+                assert!(
+                    partners(partner, hosts).filter(|other| *other == host).count() == 1,
+                    "{host} of {hosts}"
+                );
+            }
+        }
+    }
+    assert_eq!(partners(0, 1).count(), 0);
+    assert!(partners(0, 2).eq([1]) && partners(1, 2).eq([0]));
+}
+
+#[test]
 fn a_local_network_is_measured_within_50_ms() {
-    for (hosts, rate) in [(2, 12.5e6), (8, 125e6), (64, 1.25e9)] {
+    for (hosts, rate) in [(2, 12.5e6), (3, 125e6), (8, 125e6), (9, 125e6), (64, 1.25e9), (65, 1.25e9)] {
         let (_, took) = measured(hosts, Duration::from_micros(25), |_| rate);
         assert!(took < Duration::from_millis(50), "{hosts} hosts, {rate}: {took:?}");
     }

@@ -1,5 +1,4 @@
 use super::super::rates::Measured;
-use super::super::reach::{Reach, Try};
 use super::super::report::{Host, Route};
 use super::*;
 
@@ -109,6 +108,20 @@ fn an_address_that_leads_nowhere_is_named_once() {
     assert_eq!(findings(&with_dead(6)), [], "jobs do not try the bridge of a host's containers");
     let found = only(&with_dead(2));
     assert!(found.kind == "silent_address" && found.remedy.contains("^eth1"), "{found:?}");
+}
+
+#[test]
+fn a_card_that_loses_full_segments_is_told_from_one_that_does_not_answer() {
+    let mut report = healthy(3);
+    for found in report.reaches.iter_mut().filter(|found| found.to == 2) {
+        let first = found.tries[0].clone();
+        let problem = Some("full segments vanish: nothing got through for 2.0 s".to_owned());
+        let local = Some("192.0.2.7".parse().unwrap());
+        found.tries.push(Try { interface: "eth1".to_owned(), local, problem, ..first });
+    }
+    let found = only(&report);
+    assert_eq!((found.kind, found.severity), ("mtu_black_hole", Severity::Warning));
+    assert!(found.what.contains("(eth1)") && found.remedy.contains("^eth1"), "{found:?}");
 }
 
 #[test]
