@@ -286,6 +286,8 @@ fn broken_environments_say_what_to_set() {
         ),
         ("KOLO_JOIN_TIMEOUT=soon RANK=0 WORLD_SIZE=1", vec!["KOLO_JOIN_TIMEOUT", "'soon'"]),
         ("KOLO_DEAD_AFTER=0 RANK=0 WORLD_SIZE=1", vec!["KOLO_DEAD_AFTER", "'0'"]),
+        ("KOLO_JOB_SECRET= RANK=0 WORLD_SIZE=1", vec!["KOLO_JOB_SECRET", "set, but blank"]),
+        ("KOLO_JOB_SECRET=%s RANK=0 WORLD_SIZE=1", vec!["KOLO_JOB_SECRET", "set, but blank"]),
     ];
     for (words, parts) in table {
         let error = JoinSpec::from_env(&environment(words)).unwrap_err().to_string();
