@@ -202,6 +202,8 @@ struct Search {
     missing: Option<String>,
     /// Connections that rank 0 has rejected, by its latest report.
     rejected: u64,
+    /// Problem and remedy of the process that answered last, if it does not fit. It may not be rank 0.
+    misfit: Option<(String, String)>,
 }
 
 impl Search {
@@ -262,7 +264,7 @@ impl Search {
                 self.tried.extend(&advert.candidates);
                 self.waits_for = list(&advert.candidates);
                 let (stream, address) = self.connect(spec, &advert).await?;
-                self.reached = Some(address);
+                (self.reached, self.misfit) = (Some(address), None);
                 stream
             }
         };
@@ -327,15 +329,33 @@ impl Search {
                 Ok(Err((address, Rejection::Foreign(cause) | Rejection::OtherJob(cause)))) => {
                     causes.push(format!("{address}: {cause}"));
                 }
-                Ok(Err((address, rejection))) => misfit = Some((address, rejection)),
+                Ok(Err((address, Rejection::Misfit { problem, remedy }))) => {
+                    misfit = Some((format!("{problem} ({address})"), remedy));
+                }
                 Err(_) => {}
             }
         }
-        if let Some((address, rejection)) = misfit {
-            return Err(attempt_error(spec, rejection, &address.to_string()));
+        if let Some((problem, remedy)) = misfit {
+            return Err(self.met_misfit(spec, problem, remedy));
         }
         causes.truncate(4);
         Err(AttemptError::Retry(format!("{}: {}", advert.origin, causes.join("; "))))
+    }
+
+    /// Handles a process that does not fit. If the rendezvous led to it, it may be a stranger at a port that an earlier
+    /// rank 0 has left, or one that answers in rank 0's place.
+    fn met_misfit(&mut self, spec: &JoinSpec, problem: String, remedy: String) -> AttemptError {
+        if spec.is_told_the_address() {
+            let (rank, kind) = (Some(spec.rank), JoinFailure::Disagreement);
+            return AttemptError::Fatal(Error::Join { rank, kind, problem, remedy });
+        }
+        let cause = problem.clone();
+        let misfit = Some((problem, remedy));
+        if self.misfit != misfit {
+            tracing::warn!(rank = spec.rank, problem = cause, "looking for another rank 0");
+            self.misfit = misfit;
+        }
+        AttemptError::Retry(cause)
     }
 
     async fn wait_for_welcome(
@@ -426,6 +446,12 @@ impl Search {
                 ),
             };
         }
+        if let Some((problem, remedy)) = &self.misfit {
+            let problem =
+                format!("{problem}, and {} led to no other process within {after:.1} s", spec.locator);
+            let (rank, kind) = (Some(spec.rank), JoinFailure::Disagreement);
+            return Error::Join { rank, kind, problem, remedy: format!("{remedy} ({})", spec.source) };
+        }
         let tried = if self.tried.is_empty() {
             "no address was found".into()
         } else {
@@ -489,20 +515,6 @@ fn check_peers(peers: &[PeerInfo], world_size: u32) -> Result<(), String> {
 /// Formats addresses, as many as fit in a text.
 fn list<'a>(addresses: impl IntoIterator<Item = &'a SocketAddr>) -> String {
     addresses.into_iter().take(8).map(ToString::to_string).collect::<Vec<_>>().join(", ")
-}
-
-fn attempt_error(spec: &JoinSpec, rejection: Rejection, at: &str) -> AttemptError {
-    match rejection {
-        Rejection::Foreign(cause) | Rejection::OtherJob(cause) => {
-            AttemptError::Retry(format!("{at}: {cause}"))
-        }
-        Rejection::Misfit { problem, remedy } => AttemptError::Fatal(Error::Join {
-            rank: Some(spec.rank),
-            kind: JoinFailure::Disagreement,
-            problem: format!("{problem} ({at})"),
-            remedy,
-        }),
-    }
 }
 
 #[cfg(test)]
