@@ -27,11 +27,14 @@ use crate::job::limits::{
     CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_NAME_BYTES, MAX_REMEMBERED,
     MAX_SOURCE_BYTES, RETRY_FIRST, RETRY_MOST,
 };
-use crate::job::{Cookie, Liveness};
+use crate::job::{Cookie, Liveness, RendezvousKey};
 use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
 
 /// Time between the starts of attempts on several addresses of one coordinator.
 const STAGGER: Duration = Duration::from_millis(100);
+
+/// Most publications that are remembered although they were not seen again.
+const MAX_QUEUE: usize = 64;
 
 /// Most frames that wait for the control task. Beyond that the connection is not read.
 const FRAMES_MAX: usize = 4;
@@ -204,6 +207,8 @@ struct Search {
     rejected: u64,
     /// Problem and remedy of the process that answered last, if it does not fit. It may not be rank 0.
     misfit: Option<(String, String)>,
+    /// Publications that this rank has seen, in the order in which it tries them.
+    queue: Vec<(Option<RendezvousKey>, Vec<SocketAddr>)>,
 }
 
 impl Search {
@@ -260,7 +265,9 @@ impl Search {
                 }
             },
             (None, _) => {
-                let advert = find(spec).await.map_err(AttemptError::Retry)?;
+                let adverts = find(spec).await.map_err(AttemptError::Retry)?;
+                let nobody = || AttemptError::Retry("no address was found".into());
+                let advert = self.choose(adverts).ok_or_else(nobody)?;
                 self.tried.extend(&advert.candidates);
                 self.waits_for = list(&advert.candidates);
                 let (stream, address) = self.connect(spec, &advert).await?;
@@ -275,6 +282,24 @@ impl Search {
             _ => OnSilence::Fail,
         };
         self.wait_for_welcome(spec, stream, listener, on_silence).await
+    }
+
+    /// Chooses the publication that has waited longest since it was first seen or last tried, so that strangers that answer
+    /// faster than rank 0, or every time with another key, only delay this rank.
+    fn choose(&mut self, mut adverts: Vec<Advert>) -> Option<Advert> {
+        if self.queue.len() > MAX_QUEUE {
+            self.queue.retain(|queued| adverts.iter().any(|advert| advert.place() == *queued));
+        }
+        for advert in &adverts {
+            if !self.queue.contains(&advert.place()) {
+                self.queue.push(advert.place());
+            }
+        }
+        let at = self.queue.iter().position(|queued| adverts.iter().any(|one| one.place() == *queued))?;
+        let chosen = self.queue.remove(at);
+        let advert = adverts.iter().position(|advert| advert.place() == chosen)?;
+        self.queue.push(chosen);
+        Some(adverts.swap_remove(advert))
     }
 
     /// Tries all candidates, each a little after the one before. The first that answers as a fitting coordinator wins.

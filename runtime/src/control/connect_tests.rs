@@ -88,3 +88,24 @@ fn what_keeps_a_rank_out_is_told_though_the_last_attempt_met_something_else() {
     let text = search.out_of_time(&JoinSpec::local(2).remove(1)).to_string();
     assert!(text.contains("the last: no such file; before that: too many open files"), "{text}");
 }
+
+/// A stranger answers faster than rank 0, with another key each time.
+#[test]
+fn publications_take_turns() {
+    let advert = |key: u8| Advert {
+        candidates: vec![SocketAddr::from(([127, 0, 0, 1], key.into()))],
+        key: Some([key; 16]),
+        origin: String::new(),
+    };
+    let mut search = Search::default();
+    let mut chosen =
+        |seen: &[u8]| search.choose(seen.iter().map(|key| advert(*key)).collect()).unwrap().key.unwrap()[0];
+    assert_eq!([[2, 1], [3, 1], [4, 1], [5, 1], [6, 1]].map(|seen| chosen(&seen)), [2, 1, 1, 1, 1]);
+    assert_eq!([[7, 8], [8, 7], [7, 8]].map(|seen| chosen(&seen)), [7, 8, 7], "in turn");
+    assert_eq!([[9], [9]].map(|seen| chosen(&seen)), [9, 9], "nothing else answers");
+    for key in 10..=255 {
+        chosen(&[key, 1]);
+    }
+    assert!(search.queue.len() <= MAX_QUEUE + 2, "it is bounded");
+    assert!(search.choose(Vec::new()).is_none());
+}
