@@ -275,6 +275,10 @@ fn broken_environments_say_what_to_set() {
             vec!["PMIX_RANK", "no variable says how many", "mpirun"],
         ),
         ("PMI_RANK=0 PMI_SIZE=4 MPI_LOCALNRANKS=2", vec!["MPICH Hydra", "-genv MASTER_ADDR"]),
+        (
+            "PMI_RANK=0 PMI_SIZE=4 MPI_LOCALNRANKS=2 PMI_FD=2147483647",
+            vec!["PMI_FD=2147483647 cannot be used", "-genv MASTER_ADDR"],
+        ),
         ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2", vec!["does not name the job", "-genv"]),
         ("OMPI_COMM_WORLD_RANK=0", vec!["OMPI_COMM_WORLD_SIZE"]),
         ("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=1", vec!["a batch script", "srun"]),
