@@ -3,11 +3,13 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kolo::error::{Error, Result};
-use kolo::internal::control::{Control, ControlRuntime, ExchangeKey, JobSecret};
+use kolo::internal::control::{Control, ControlRuntime, ExchangeKey, JobSecret, PROTOCOL};
+use kolo::internal::join::UniqueId;
 use kolo::{JoinSpec, Locator};
 use kolo_transport::conformance::free_port;
 
@@ -114,12 +116,7 @@ fn strangers_do_not_matter() {
     }
     // This sends a fitting preamble, then a frame that claims 4 GiB.
     let mut huge = connect();
-    let mut preamble = [0; 64];
-    preamble[..8].copy_from_slice(b"KOLOctl\n");
-    preamble[8] = 2; // the protocol
-    let version = env!("CARGO_PKG_VERSION").as_bytes();
-    preamble[16..16 + version.len()].copy_from_slice(version);
-    huge.write_all(&preamble).unwrap();
+    huge.write_all(&preamble(env!("CARGO_PKG_VERSION"), PROTOCOL, false)).unwrap();
     huge.write_all(&[0xff; 8]).unwrap();
     huge.set_read_timeout(Some(LONG)).unwrap();
     let mut answer = Vec::new();
@@ -182,10 +179,7 @@ fn secrets_keep_others_out() {
 
 #[test]
 fn another_version_is_told_on_both_sides() {
-    let mut preamble = [0; 64];
-    preamble[..8].copy_from_slice(b"KOLOctl\n");
-    preamble[8] = 77;
-    preamble[16..21].copy_from_slice(b"9.8.7");
+    let preamble = preamble("9.8.7", 77, false);
     // First, a rank of another version joins at this coordinator.
     let port = free_port();
     let zero = start(JoinSpec { timeout: AMPLE, ..tcp(0, 2, port) });
@@ -376,6 +370,79 @@ fn a_stale_file_is_not_trusted() {
     let zero = start(file(0, 2, &path));
     use_and_leave(vec![finish(zero).unwrap(), finish(one).unwrap()]);
     assert!(problem(finish(other)).contains("missing"));
+}
+
+/// The preamble of a process with this version and protocol, and a job secret or none.
+fn preamble(version: &str, protocol: u32, has_secret: bool) -> [u8; 64] {
+    let mut preamble = [0; 64];
+    preamble[..8].copy_from_slice(b"KOLOctl\n");
+    preamble[8..12].copy_from_slice(&protocol.to_le_bytes());
+    preamble[12] = has_secret.into();
+    preamble[16..16 + version.len()].copy_from_slice(version.as_bytes());
+    preamble
+}
+
+/// Answers every caller at a port as a process of another job does, until the receiver is dropped: with a preamble, and
+/// with the verdict that the caller's secret is wrong. Reports each answer.
+fn stranger(listener: TcpListener, preamble: [u8; 64]) -> mpsc::Receiver<()> {
+    let (answered, answers) = mpsc::channel();
+    std::thread::spawn(move || {
+        for mut caller in listener.incoming().flatten() {
+            let answer = |caller: &mut TcpStream| {
+                caller.read_exact(&mut [0; 64])?;
+                caller.write_all(&preamble)?;
+                caller.read_exact(&mut [0; 64])?;
+                caller.write_all(&[1; 33])
+            };
+            let _ = answer(&mut caller);
+            if answered.send(()).is_err() {
+                return;
+            }
+        }
+    });
+    answers
+}
+
+/// An earlier rank 0 has left its file, and by now another program has its port.
+#[test]
+fn a_stranger_at_the_address_in_a_file_does_not_end_joining() {
+    let version = env!("CARGO_PKG_VERSION");
+    for preamble in [preamble("9.8.7", 77, false), preamble(version, PROTOCOL, true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let text = format!(
+            "{{\"kolo\":2,\"addresses\":[\"{}\"],\"key\":\"0123456789abcdef0123456789abcdef\",\"host\":\"gone\",\
+             \"pid\":1,\"process_start\":5}}",
+            listener.local_addr().unwrap()
+        );
+        std::fs::write(&path, text).unwrap();
+        let answers = stranger(listener, preamble);
+        let one = start(file(1, 2, &path));
+        answers.recv_timeout(LONG).unwrap();
+        answers.recv_timeout(LONG).expect("rank 1 looks again");
+        let alone = problem(finish(start(JoinSpec { timeout: AMPLE, ..file(1, 2, &path) })));
+        let told = alone.contains("rank 0 runs Kolo 9.8.7") && alone.contains("led to no other process");
+        assert!(told || alone.contains("belongs to another job"), "{alone}");
+        let zero = start(file(0, 2, &path));
+        use_and_leave(vec![finish(zero).unwrap(), finish(one).unwrap()]);
+    }
+}
+
+/// A program of another user can listen at the port before rank 0 does.
+#[test]
+fn a_stranger_at_the_port_of_an_id_does_not_end_joining() {
+    let id = UniqueId::new(Some("127.0.0.1")).unwrap();
+    let spec = |rank| JoinSpec { timeout: LONG, ..id.join_spec(2, rank).unwrap() };
+    let Locator::Tcp { port, .. } = spec(0).locator else { panic!("an id names a port") };
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let answers = stranger(listener, preamble(env!("CARGO_PKG_VERSION"), PROTOCOL, true));
+    let one = start(spec(1));
+    answers.recv_timeout(LONG).unwrap();
+    answers.recv_timeout(LONG).expect("rank 1 looks again");
+    drop(answers); // The port is free after one more call of rank 1.
+    let zero = finish(start(spec(0))).unwrap();
+    use_and_leave(vec![zero, finish(one).unwrap()]);
 }
 
 #[test]

@@ -275,6 +275,10 @@ fn broken_environments_say_what_to_set() {
             vec!["PMIX_RANK", "no variable says how many", "mpirun"],
         ),
         ("PMI_RANK=0 PMI_SIZE=4 MPI_LOCALNRANKS=2", vec!["MPICH Hydra", "-genv MASTER_ADDR"]),
+        (
+            "PMI_RANK=0 PMI_SIZE=4 MPI_LOCALNRANKS=2 PMI_FD=2147483647",
+            vec!["PMI_FD=2147483647 cannot be used", "-genv MASTER_ADDR"],
+        ),
         ("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2", vec!["does not name the job", "-genv"]),
         ("OMPI_COMM_WORLD_RANK=0", vec!["OMPI_COMM_WORLD_SIZE"]),
         ("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=1", vec!["a batch script", "srun"]),
@@ -286,6 +290,8 @@ fn broken_environments_say_what_to_set() {
         ),
         ("KOLO_JOIN_TIMEOUT=soon RANK=0 WORLD_SIZE=1", vec!["KOLO_JOIN_TIMEOUT", "'soon'"]),
         ("KOLO_DEAD_AFTER=0 RANK=0 WORLD_SIZE=1", vec!["KOLO_DEAD_AFTER", "'0'"]),
+        ("KOLO_JOB_SECRET= RANK=0 WORLD_SIZE=1", vec!["KOLO_JOB_SECRET", "set, but blank"]),
+        ("KOLO_JOB_SECRET=%s RANK=0 WORLD_SIZE=1", vec!["KOLO_JOB_SECRET", "set, but blank"]),
     ];
     for (words, parts) in table {
         let error = JoinSpec::from_env(&environment(words)).unwrap_err().to_string();

@@ -14,11 +14,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kolo::internal::control::{Control, ControlRuntime, ExchangeKey};
+use kolo::internal::control::{Control, ControlRuntime, ExchangeKey, PROTOCOL};
 use kolo::{JoinSpec, Locator};
 use kolo_tests::processes::{Job, LONG, Process};
 use kolo_tests::watchdog::within;
 use kolo_transport::conformance::free_port;
+use kolo_transport::tcp;
 use rustix::process::Signal;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_rank");
@@ -46,13 +47,14 @@ struct Strangers {
 }
 
 impl Strangers {
-    fn connect_to(ports: Vec<u16>) -> Self {
+    /// The strangers know whether the ranks have a secret, and nothing else.
+    fn connect_to(ports: Vec<u16>, has_secret: bool) -> Self {
         let ports = Arc::new(Mutex::new(ports));
         let (made, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let threads = (0..2)
             .map(|which| {
                 let (ports, made, over) = (ports.clone(), made.clone(), over.clone());
-                std::thread::spawn(move || connect(which, &ports, &made, &over))
+                std::thread::spawn(move || connect(which, has_secret, &ports, &made, &over))
             })
             .collect();
         Self { ports, made, over, threads }
@@ -81,14 +83,28 @@ impl Drop for Strangers {
     }
 }
 
-fn connect(which: usize, ports: &Mutex<Vec<u16>>, made: &AtomicUsize, over: &AtomicBool) {
-    let mut held = VecDeque::new();
+/// Makes a preamble that fits: only the proof that may have to follow needs the secret.
+fn fitting_preamble(has_secret: bool) -> [u8; 64] {
     let mut preamble = [0; 64];
     preamble[..8].copy_from_slice(b"KOLOctl\n");
-    preamble[8] = 2;
+    preamble[8..12].copy_from_slice(&PROTOCOL.to_le_bytes());
+    preamble[12] = has_secret.into();
     let version = env!("CARGO_PKG_VERSION").as_bytes();
     preamble[16..16 + version.len()].copy_from_slice(version);
-    let data_magic = *b"\x89Kolo\r\n\x1a\x02\0\0\0";
+    preamble
+}
+
+/// Makes the hello of a data connection, without the end of its proof.
+fn most_of_a_hello() -> [u8; 90] {
+    let mut hello = [0; 90];
+    hello[..8].copy_from_slice(b"\x89Kolo\r\n\x1a");
+    hello[8..10].copy_from_slice(&tcp::PROTOCOL.to_le_bytes());
+    hello
+}
+
+fn connect(which: usize, has_secret: bool, ports: &Mutex<Vec<u16>>, made: &AtomicUsize, over: &AtomicBool) {
+    let mut held = VecDeque::new();
+    let (preamble, hello) = (fitting_preamble(has_secret), most_of_a_hello());
     let mut turn = which;
     while !over.load(Ordering::Relaxed) {
         turn += 1;
@@ -99,14 +115,16 @@ fn connect(which: usize, ports: &Mutex<Vec<u16>>, made: &AtomicUsize, over: &Ato
         let Ok(mut stream) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { continue };
         made.fetch_add(1, Ordering::Relaxed);
         // Whether the write succeeds does not matter.
-        let _ = match turn / 3 % 9 {
+        let _ = match turn / 3 % 11 {
             0 => stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
             1 => stream.write_all(&[0xff; 4096]),
             2 => stream.write_all(&preamble),
             3 => stream.write_all(&preamble[..40]),
             4 => stream.write_all(&[&preamble[..], &[0xff; 300]].concat()),
-            5 => stream.write_all(&data_magic),
+            5 => stream.write_all(&hello[..12]),
             6 => stream.shutdown(Shutdown::Both),
+            7 => stream.write_all(&[&preamble[..], &[7; 64]].concat()),
+            8 => stream.write_all(&hello),
             _ => Ok(()),
         };
         held.push_back(stream);
@@ -114,6 +132,18 @@ fn connect(which: usize, ports: &Mutex<Vec<u16>>, made: &AtomicUsize, over: &Ato
             held.pop_front();
         }
     }
+}
+
+/// Whether a stranger with a fitting preamble is answered and kept for a while, as a slow rank must be.
+fn is_kept(port: u16, has_secret: bool) -> bool {
+    let mut stranger = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    stranger.write_all(&fitting_preamble(has_secret)).unwrap();
+    stranger.set_read_timeout(Some(LONG)).unwrap();
+    let mut answer = [0; 64];
+    let is_greeted = stranger.read_exact(&mut answer).is_ok() && answer[..8] == *b"KOLOctl\n";
+    stranger.set_read_timeout(Some(Duration::from_millis(1200))).unwrap();
+    let silence = stranger.read(&mut [0]).map_err(|error| error.kind());
+    is_greeted && matches!(silence, Err(ErrorKind::WouldBlock | ErrorKind::TimedOut))
 }
 
 /// Starts one rank as a process.
@@ -178,7 +208,9 @@ fn a_flood_of_strangers_neither_prevents_nor_disturbs_a_job() {
             more.extend(secret.map(|secret| ("KOLO_JOB_SECRET", secret)));
             let mut zero = rank(0, 2, &url, &["loop", "8"], &more);
             wait_for_port(&zero, port);
-            let strangers = Strangers::connect_to(vec![port]);
+            // If the machine pauses, rank 0 may close the connection meanwhile.
+            assert!((0..3).any(|_| is_kept(port, secret.is_some())), "strangers are not even greeted");
+            let strangers = Strangers::connect_to(vec![port], secret.is_some());
             strangers.made_more(count);
             let before = Instant::now();
             let mut one = rank(1, 2, &url, &["loop", "8"], &more);

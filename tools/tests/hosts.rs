@@ -108,6 +108,15 @@ fn folder_variables_and_prefix_arrive() {
     }
 }
 
+#[test]
+fn a_blank_secret_starts_no_unprotected_job() {
+    for (more, starts) in [(&[][..], false), (&["-x", "KOLO_JOB_SECRET=sesame"], true)] {
+        let ended = kolo("a:1", more, &["true"]).env("KOLO_JOB_SECRET", " ").output().unwrap();
+        assert_eq!(ended.status.success(), starts, "{ended:?}");
+        assert_eq!(text(&ended.stderr).contains("KOLO_JOB_SECRET is set, but blank"), !starts, "{ended:?}");
+    }
+}
+
 /// Locally, rank 0 gets the launcher's input; on other hosts it does not, and the user must know.
 #[test]
 fn input_that_is_not_passed_on_is_reported() {

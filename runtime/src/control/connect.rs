@@ -27,11 +27,14 @@ use crate::job::limits::{
     CONNECT_TIMEOUT, HANDSHAKE_TIMEOUT, MAX_FRAME_FROM_COORDINATOR, MAX_NAME_BYTES, MAX_REMEMBERED,
     MAX_SOURCE_BYTES, RETRY_FIRST, RETRY_MOST,
 };
-use crate::job::{Cookie, Liveness};
+use crate::job::{Cookie, Liveness, RendezvousKey};
 use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
 
 /// Time between the starts of attempts on several addresses of one coordinator.
 const STAGGER: Duration = Duration::from_millis(100);
+
+/// Most publications that are remembered although they were not seen again.
+const MAX_QUEUE: usize = 64;
 
 /// Most frames that wait for the control task. Beyond that the connection is not read.
 const FRAMES_MAX: usize = 4;
@@ -189,6 +192,10 @@ struct Search {
     missing: Option<String>,
     /// Connections that rank 0 has rejected, by its latest report.
     rejected: u64,
+    /// Problem and remedy of the process that answered last, if it does not fit. It may not be rank 0.
+    misfit: Option<(String, String)>,
+    /// Publications that this rank has seen, in the order in which it tries them.
+    queue: Vec<(Option<RendezvousKey>, Vec<SocketAddr>)>,
 }
 
 impl Search {
@@ -245,11 +252,13 @@ impl Search {
                 }
             },
             (None, _) => {
-                let advert = find(spec).await.map_err(AttemptError::Retry)?;
+                let adverts = find(spec).await.map_err(AttemptError::Retry)?;
+                let nobody = || AttemptError::Retry("no address was found".into());
+                let advert = self.choose(adverts).ok_or_else(nobody)?;
                 self.tried.extend(&advert.candidates);
                 self.waits_for = list(&advert.candidates);
                 let (stream, address) = self.connect(spec, &advert).await?;
-                self.reached = Some(address);
+                (self.reached, self.misfit) = (Some(address), None);
                 stream
             }
         };
@@ -260,6 +269,24 @@ impl Search {
             _ => OnSilence::Fail,
         };
         self.wait_for_welcome(spec, stream, listener, on_silence).await
+    }
+
+    /// Chooses the publication that has waited longest since it was first seen or last tried, so that strangers that answer
+    /// faster than rank 0, or every time with another key, only delay this rank.
+    fn choose(&mut self, mut adverts: Vec<Advert>) -> Option<Advert> {
+        if self.queue.len() > MAX_QUEUE {
+            self.queue.retain(|queued| adverts.iter().any(|advert| advert.place() == *queued));
+        }
+        for advert in &adverts {
+            if !self.queue.contains(&advert.place()) {
+                self.queue.push(advert.place());
+            }
+        }
+        let at = self.queue.iter().position(|queued| adverts.iter().any(|one| one.place() == *queued))?;
+        let chosen = self.queue.remove(at);
+        let advert = adverts.iter().position(|advert| advert.place() == chosen)?;
+        self.queue.push(chosen);
+        Some(adverts.swap_remove(advert))
     }
 
     /// Tries all candidates, each a little after the one before. The first that answers as a fitting coordinator wins.
@@ -290,15 +317,33 @@ impl Search {
                 Ok(Err((address, Rejection::Foreign(cause) | Rejection::OtherJob(cause)))) => {
                     causes.push(format!("{address}: {cause}"));
                 }
-                Ok(Err((address, rejection))) => misfit = Some((address, rejection)),
+                Ok(Err((address, Rejection::Misfit { problem, remedy }))) => {
+                    misfit = Some((format!("{problem} ({address})"), remedy));
+                }
                 Err(_) => {}
             }
         }
-        if let Some((address, rejection)) = misfit {
-            return Err(attempt_error(spec, rejection, &address.to_string()));
+        if let Some((problem, remedy)) = misfit {
+            return Err(self.met_misfit(spec, problem, remedy));
         }
         causes.truncate(4);
         Err(AttemptError::Retry(format!("{}: {}", advert.origin, causes.join("; "))))
+    }
+
+    /// Handles a process that does not fit. If the rendezvous led to it, it may be a stranger at a port that an earlier
+    /// rank 0 has left, or one that answers in rank 0's place.
+    fn met_misfit(&mut self, spec: &JoinSpec, problem: String, remedy: String) -> AttemptError {
+        if spec.is_told_the_address() {
+            let (rank, kind) = (Some(spec.rank), JoinFailure::Disagreement);
+            return AttemptError::Fatal(Error::Join { rank, kind, problem, remedy });
+        }
+        let cause = problem.clone();
+        let misfit = Some((problem, remedy));
+        if self.misfit != misfit {
+            tracing::warn!(rank = spec.rank, problem = cause, "looking for another rank 0");
+            self.misfit = misfit;
+        }
+        AttemptError::Retry(cause)
     }
 
     async fn wait_for_welcome(
@@ -389,6 +434,12 @@ impl Search {
                 ),
             };
         }
+        if let Some((problem, remedy)) = &self.misfit {
+            let problem =
+                format!("{problem}, and {} led to no other process within {after:.1} s", spec.locator);
+            let (rank, kind) = (Some(spec.rank), JoinFailure::Disagreement);
+            return Error::Join { rank, kind, problem, remedy: format!("{remedy} ({})", spec.source) };
+        }
         let tried = if self.tried.is_empty() {
             "no address was found".into()
         } else {
@@ -464,110 +515,6 @@ fn rejection(unopened: Unopened) -> Rejection {
     })
 }
 
-fn attempt_error(spec: &JoinSpec, rejection: Rejection, at: &str) -> AttemptError {
-    match rejection {
-        Rejection::Foreign(cause) | Rejection::OtherJob(cause) => {
-            AttemptError::Retry(format!("{at}: {cause}"))
-        }
-        Rejection::Misfit { problem, remedy } => AttemptError::Fatal(Error::Join {
-            rank: Some(spec.rank),
-            kind: JoinFailure::Disagreement,
-            problem: format!("{problem} ({at})"),
-            remedy,
-        }),
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-
-    use super::super::peers::acceptor::Opening;
-    use super::super::peers::listener::Locality;
-    use super::*;
-    use crate::join::SurvivorRendezvous;
-
-    #[tokio::test(flavor = "current_thread")]
-    async fn survivors_leave_forwarded_messages_to_the_control_plane_before() {
-        let listener = Listener::open_for_threads().unwrap();
-        let before = JoinSpec::local(2).remove(1);
-        let regroup = Regroup {
-            listener: Listener::open_for_threads().unwrap().into(),
-            at: listener.address().clone(),
-            locality: Locality::SameHost,
-            regroup_id: [0; 32],
-        };
-        let locator = Locator::Survivors(SurvivorRendezvous(std::sync::Arc::new(regroup)));
-        let after = JoinSpec { locator, ..before.clone() };
-        let (pipes, _other_ends): (Vec<_>, Vec<_>) = (0..2).map(|_| tokio::io::duplex(64)).unzip();
-        let mut inboxes: Vec<Inbox> = [&before, &after]
-            .into_iter()
-            .zip(pipes)
-            .map(|(spec, pipe)| {
-                Inbox::new(spec, tokio::io::split(Box::new(pipe) as BoxedStream).0, Some(&listener))
-            })
-            .collect();
-        let (at, patience) = (listener.address(), Duration::from_secs(20));
-        let credentials = at.credentials(&before);
-        let mut stream =
-            listener.connect(at, Locality::SameHost, credentials, &Opening::Forward, patience).await.unwrap();
-        stream.write_all(&encode(&7_u8)).await.unwrap();
-        let received = tokio::time::timeout(patience, inboxes[0].next()).await.expect("it is for this one");
-        assert!(matches!(received, Received::Forwarded(_)), "{received:?}");
-    }
-
-    /// Plays the coordinator of a rank that waits for others: `far` is the other end of its connection.
-    async fn waited(
-        far: impl AsyncFnOnce(BufReader<tokio::io::DuplexStream>),
-    ) -> Result<Connected, AttemptError> {
-        let (spec, mut search) = (JoinSpec::local(2).remove(1), Search::default());
-        let (near, stream) = tokio::io::duplex(1 << 12);
-        let coordinator = async {
-            let mut stream = BufReader::new(stream);
-            read_frame(&mut stream, MAX_FRAME_FROM_COORDINATOR).await.unwrap().expect("a hello");
-            far(stream).await;
-        };
-        let rank = search.wait_for_welcome(&spec, Box::new(near), None, OnSilence::Fail);
-        let both = async { tokio::join!(rank, coordinator).0 };
-        tokio::time::timeout(Duration::from_secs(600), both).await.expect("it neither waits for ever")
-    }
-
-    fn waiting() -> Bytes {
-        encode(&FromCoordinator::Waiting { missing: "rank 0".into(), rejected: 0 })
-    }
-
-    #[tokio::test(flavor = "current_thread", start_paused = true)]
-    async fn a_rank_that_waits_for_others_shows_that_it_lives() {
-        let outcome = waited(async |mut stream| {
-            for message in [waiting(), encode(&FromCoordinator::Heartbeat)].iter().cycle().take(100) {
-                stream.write_all(message).await.unwrap();
-                let answer = read_frame(&mut stream, MAX_FRAME_FROM_COORDINATOR).await.unwrap().unwrap();
-                assert_eq!(decode::<ToCoordinator>(&answer).unwrap(), ToCoordinator::Heartbeat);
-            }
-        });
-        assert!(matches!(outcome.await, Err(AttemptError::Retry(_))), "the connection is closed");
-    }
-
-    #[tokio::test(flavor = "current_thread", start_paused = true)]
-    async fn a_rank_that_waits_for_others_notices_the_end_of_rank_0s_host() {
-        let silence = 2 * Liveness::default().dead_after;
-        let outcome = waited(async |mut stream| {
-            stream.write_all(&waiting()).await.unwrap();
-            tokio::time::sleep(silence).await;
-        });
-        let Err(AttemptError::Retry(why)) = outcome.await else { panic!("it goes on") };
-        assert!(why.contains("silent for 60.0 s"), "{why}");
-    }
-
-    #[test]
-    fn what_keeps_a_rank_out_is_told_though_the_last_attempt_met_something_else() {
-        let mut search = Search::default();
-        for cause in
-            ["rank 0 has not written it yet", "too many open files", "too many open files", "no such file"]
-        {
-            search.came_to(cause.to_owned());
-        }
-        let text = search.out_of_time(&JoinSpec::local(2).remove(1)).to_string();
-        assert!(text.contains("the last: no such file; before that: too many open files"), "{text}");
-    }
-}
+#[path = "connect_tests.rs"]
+mod tests;

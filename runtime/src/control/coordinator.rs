@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
@@ -58,7 +58,9 @@ enum Event {
         on_silence: OnSilence,
     },
     Misfit {
-        note: String,
+        ip: IpAddr,
+        problem: String,
+        remedy: String,
     },
     Message {
         connection: ConnectionId,
@@ -254,7 +256,7 @@ impl Driver {
                 self.state.hello(connection, seen, hello, on_silence, now);
             }
             Event::Publish { published } => self.published = Some(published),
-            Event::Misfit { note } => self.state.note_misfit(note),
+            Event::Misfit { ip, problem, remedy } => self.state.turned_away(ip, &problem, &remedy),
             Event::Message { connection, message } => {
                 if let Err(problem) = self.state.message(connection, message, now) {
                     let text = format!("broke the protocol: {problem}");
@@ -396,7 +398,7 @@ impl Driver {
         }
         // The note is made even if a connection in the handshake is closed below: that one may be a rank, which tries
         // again and is closed again.
-        self.state.note_misfit_once(format!(
+        self.state.note_lack(format!(
             "rank 0 had no file descriptors left for some connections ({error}; raise the limit with ulimit \
              -n)"
         ));
@@ -442,8 +444,7 @@ impl Driver {
                     tracing::debug!(%origin, problem, "a connection was rejected")
                 }
                 Rejection::Misfit { problem, remedy } => {
-                    tracing::warn!(%origin, problem, remedy, "a process was turned away");
-                    let _ = events.send(Event::Misfit { note: format!("{origin}: {problem}") }).await;
+                    let _ = events.send(Event::Misfit { ip: origin.ip(), problem, remedy }).await;
                 }
             }
         });

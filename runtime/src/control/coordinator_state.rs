@@ -9,11 +9,14 @@
 //! (rank 0 has left) -> Closing -> done, or Gathering -> Closing when time runs out.
 
 mod delivery;
+mod misfits;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use misfits::Misfits;
 
 use super::OnSilence;
 use super::abort::{AbortCause, AbortKind, Loss};
@@ -71,7 +74,7 @@ pub(crate) struct CoordinatorState {
     newly_departed: Vec<u32>,
     /// Ranks whose goodbyes rank 0 does not wait for, since the others have gone on without them.
     left_behind: Vec<u32>,
-    misfits: Vec<String>,
+    misfits: Misfits,
     /// Connections of strangers that were rejected, as counted by the driver.
     rejected: u64,
     next_tick: Instant,
@@ -95,7 +98,7 @@ impl CoordinatorState {
             aborted: VecDeque::new(),
             newly_departed: Vec::new(),
             left_behind: Vec::new(),
-            misfits: Vec::new(),
+            misfits: Misfits::default(),
             rejected: 0,
             next_tick: now + settings.liveness.heartbeat,
             next_judgement: now + settings.liveness.dead_after,
@@ -129,18 +132,18 @@ impl CoordinatorState {
         }
     }
 
-    /// Notes a connection that passed the handshake but does not fit, or an address that was turned away, for the error message if the
-    /// job does not gather.
-    pub(crate) fn note_misfit(&mut self, note: String) {
-        if self.misfits.len() < 8 {
-            self.misfits.push(note);
-        }
+    /// Notes a lack on rank 0's side, for the error message if the job does not gather.
+    pub(crate) fn note_lack(&mut self, note: String) {
+        self.misfits.note(note);
     }
 
-    /// Notes it unless it is already noted.
-    pub(crate) fn note_misfit_once(&mut self, note: String) {
-        if !self.misfits.contains(&note) {
-            self.note_misfit(note);
+    /// Notes a process that was turned away before it had proven anything. Strangers may come by the thousand, so most are logged for
+    /// debugging only.
+    pub(crate) fn turned_away(&mut self, ip: IpAddr, problem: &str, remedy: &str) {
+        if self.misfits.note_stranger(ip, problem) {
+            tracing::warn!(%ip, problem, remedy, "a process was turned away");
+        } else {
+            tracing::debug!(%ip, problem, "a process was turned away");
         }
     }
 
@@ -185,7 +188,7 @@ impl CoordinatorState {
                 tracing::warn!(who, problem = refusal.problem, "a process was refused");
             }
             if !refusal.retry {
-                self.note_misfit(format!("{who}: {}", refusal.problem));
+                self.misfits.note(format!("{who}: {}", refusal.problem));
             }
             self.send(connection, &FromCoordinator::Refused(refusal));
             self.actions.push(Action::Close { connection });
@@ -497,8 +500,8 @@ impl CoordinatorState {
             self.states.len(),
             self.missing_text()
         );
-        if !self.misfits.is_empty() {
-            problem += &format!("; turned away: {}", self.misfits.join("; "));
+        if let Some(notes) = self.misfits.text() {
+            problem += &format!("; turned away: {notes}");
         }
         if self.rejected > 0 {
             problem += &format!("; {}", rejected_text(self.rejected));

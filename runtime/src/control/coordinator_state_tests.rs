@@ -197,6 +197,36 @@ fn a_job_does_not_begin_while_two_processes_claim_a_rank() {
 }
 
 #[test]
+fn strangers_do_not_hide_the_ranks_that_were_refused() {
+    let now = Instant::now();
+    let mut coordinator = coordinator(2, now);
+    coordinator.hello(0, None, hello(0, 2), OnSilence::Fail, now);
+    for stranger in 0..100_u8 {
+        let version = if stranger < 50 { stranger } else { 50 };
+        let ip = [192, 0, 2, stranger % 10].into();
+        coordinator.turned_away(ip, &format!("runs Kolo 9.{version}"), "Install the same version");
+    }
+    coordinator.hello(1, None, hello(1, 3), OnSilence::Fail, now);
+    let _ = told(&mut coordinator);
+    coordinator.give_up(now, "after 10 s".into());
+    let (sent, _) = told(&mut coordinator);
+    let refused = |(_, message): &(u64, FromCoordinator)| match message {
+        FromCoordinator::Refused(refusal) => Some(refusal.problem.clone()),
+        _ => None,
+    };
+    let text = sent.iter().find_map(refused).expect("rank 0 is told");
+    assert!(text.contains("3 ranks"), "{text}");
+    assert_eq!(text.matches("runs Kolo").count(), 4, "{text}");
+    // Strangers of one kind are counted.
+    let mut misfits = Misfits::default();
+    for port in 0..3 {
+        let is_new = misfits.note_stranger([192, 0, 2, 1].into(), "runs Kolo 9.0");
+        assert_eq!(is_new, port == 0, "and logged as a warning once");
+    }
+    assert_eq!(misfits.text().as_deref(), Some("192.0.2.1: runs Kolo 9.0 (3 times)"));
+}
+
+#[test]
 fn an_abort_goes_to_each_member_once() {
     let now = Instant::now();
     let mut coordinator = running(4, now);

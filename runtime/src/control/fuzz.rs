@@ -15,7 +15,7 @@ use super::coordinator_state::{Action, CoordinatorState};
 use super::handshake::{Credentials, greet_coordinator, greet_rank};
 use super::invitation::Invitation;
 use super::peers::PeerMessage;
-use super::peers::acceptor::Opening;
+use super::peers::acceptor::{Answer, Opening};
 use super::peers::snapshots::{FromFetcher, ToFetcher};
 use super::peers::waiting_list::{FromNewcomer, ToNewcomer};
 use super::sealed::{Sealed, SessionKeys};
@@ -60,6 +60,9 @@ fn both_ways(payload: &[u8]) {
     }
     if let Ok(opening) = decode::<Opening>(payload) {
         assert_eq!(decode::<Opening>(&encode(&opening)[4..]).ok(), Some(opening));
+    }
+    if let Ok(answer) = decode::<Answer>(payload) {
+        assert_eq!(decode::<Answer>(&encode(&answer)[4..]).ok(), Some(answer));
     }
     if let Ok(asked) = decode::<FromFetcher>(payload) {
         assert_eq!(decode::<FromFetcher>(&encode(&asked)[4..]).ok(), Some(asked));

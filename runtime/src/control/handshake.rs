@@ -218,29 +218,31 @@ impl Preamble {
             ));
         }
         let has = |preamble: &Self, flag| preamble.flags & flag != 0;
-        match (has(self, FLAG_SECRET), has(theirs, FLAG_SECRET)) {
+        // A process of another job is met by chance, and its secret does not matter.
+        match (has(self, FLAG_RENDEZVOUS), has(theirs, FLAG_RENDEZVOUS)) {
             (true, false) => {
-                return Err(Rejection::misfit(
-                    format!("this process has a job secret, but {them} has none"),
-                    "Set the same KOLO_JOB_SECRET for every process of the job, or for none of them",
-                ));
+                return Err(Rejection::OtherJob(format!(
+                    "{them} belongs to another job: it has no rendezvous key, but this job's rendezvous named \
+                     one"
+                )));
             }
             (false, true) => {
-                return Err(Rejection::misfit(
-                    format!("{them} has a job secret, but this process has none"),
-                    "Set the same KOLO_JOB_SECRET for every process of the job, or for none of them",
-                ));
+                return Err(Rejection::OtherJob(format!(
+                    "{them} belongs to another job: it requires the key of a rendezvous (file, store, \
+                     board), but this process was only given an address"
+                )));
             }
             _ => {}
         }
-        match (has(self, FLAG_RENDEZVOUS), has(theirs, FLAG_RENDEZVOUS)) {
-            (true, false) => Err(Rejection::OtherJob(format!(
-                "{them} belongs to another job: it has no rendezvous key, but this job's rendezvous named one"
-            ))),
-            (false, true) => Err(Rejection::OtherJob(format!(
-                "{them} belongs to another job: it requires the key of a rendezvous (file, store, board), \
-                 but this process was only given an address"
-            ))),
+        match (has(self, FLAG_SECRET), has(theirs, FLAG_SECRET)) {
+            (true, false) => Err(Rejection::misfit(
+                format!("this process has a job secret, but {them} has none"),
+                "Set the same KOLO_JOB_SECRET for every process of the job, or for none of them",
+            )),
+            (false, true) => Err(Rejection::misfit(
+                format!("{them} has a job secret, but this process has none"),
+                "Set the same KOLO_JOB_SECRET for every process of the job, or for none of them",
+            )),
             _ => Ok(()),
         }
     }

@@ -105,7 +105,7 @@ use crate::error::{Error, JoinFailure, LossCause, Result};
 use crate::job::limits::{
     ABORT_DELIVERY_TIMEOUT, CLOSING_TIMEOUT, GOODBYE_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES,
 };
-pub use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
+pub use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, PROTOCOL};
 pub use crate::job::{Cookie, JobSecret, Liveness, MAX_WORLD_SIZE};
 use crate::job::{RendezvousKey, mac};
 use crate::join::{self, JoinSpec, Locator};

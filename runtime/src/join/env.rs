@@ -314,7 +314,15 @@ pub(crate) fn apply_settings(spec: &mut JoinSpec, environment: Environment<'_>) 
         // Only four missed heartbeats in a row count as silence, so that one lost to a busy moment does not.
         spec.liveness.heartbeat = spec.liveness.heartbeat.min(dead_after / 4);
     }
-    if let Some(secret) = set(environment, "KOLO_JOB_SECRET").and_then(JobSecret::new) {
+    if let Some(text) = environment("KOLO_JOB_SECRET") {
+        // A blank secret is most often that of a missing file. It must not run the job unprotected.
+        let secret = JobSecret::new(text.trim()).ok_or_else(|| {
+            Error::configuration(
+                "KOLO_JOB_SECRET",
+                "it is set, but blank",
+                "Set it to the job's secret, the same for every process, or unset it",
+            )
+        })?;
         spec.secret = Some(secret);
     }
     spec.one_host |= is_on_one_host(spec.world_size, environment);

@@ -85,6 +85,11 @@ impl Notice {
         format!("process {} on {}", self.pid, printable(&self.host, HOST_BYTES))
     }
 
+    /// Whether another notice has the same key and addresses.
+    pub(crate) fn is_same_place(&self, other: &Self) -> bool {
+        (self.key(), &self.addresses) == (other.key(), &other.addresses)
+    }
+
     /// Whether the writer is another process of this host that is still running.
     fn writer_lives_here(&self) -> bool {
         self.host == hostname()

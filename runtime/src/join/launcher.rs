@@ -9,6 +9,7 @@
 //!
 //! Otherwise the error says which variables to export.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use super::addresses::process_start;
 use super::env::{Environment, Place, alone, numbered, runtime_folder, set, with_master};
 use super::pmi::Pmi;
-use super::{JoinSpec, Locator, nodelist};
+use super::{JoinSpec, Locator, nodelist, pmi};
 use crate::error::{Error, Result};
 
 /// Pseudo-variable that names the launcher's process on this host, which all ranks of a job have in common there: the one
@@ -147,12 +148,16 @@ pub(crate) fn find(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
     }
     let local_size = first_number(environment, launcher.local_sizes)?;
     if local_size != Some(place.world_size) {
+        let mut lacks = "neither MASTER_ADDR nor MASTER_PORT is set".to_owned();
         if launcher.name == HYDRA
-            && let Some(descriptor) = first_number(environment, &["PMI_FD"])?
+            && let Some(number) = first_number(environment, &["PMI_FD"])?
         {
-            let source = format!("{}, PMI_FD={descriptor}", place.source);
-            let board = Pmi::new(i32::try_from(descriptor).unwrap_or(i32::MAX));
-            return Ok(Some(place.at(Locator::Board(Arc::new(board)), source)));
+            let descriptor = i32::try_from(number).unwrap_or(i32::MAX);
+            let Some(objection) = pmi::objection(descriptor) else {
+                let source = format!("{}, PMI_FD={number}", place.source);
+                return Ok(Some(place.at(Locator::Board(Arc::new(Pmi::new(descriptor))), source)));
+            };
+            let _ = write!(lacks, ", and PMI_FD={number} cannot be used ({objection})");
         }
         if launcher.name == OPEN_MPI
             && let Some(name) = set(environment, "PMIX_NAMESPACE")
@@ -165,7 +170,7 @@ pub(crate) fn find(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
             "MASTER_ADDR",
             format!(
                 "{} started {} ranks ({}), {there} of them on this host, but does not say where rank 0 is: \
-                 neither MASTER_ADDR nor MASTER_PORT is set",
+                 {lacks}",
                 launcher.name, place.world_size, place.source
             ),
             format!("Export both, the same for all ranks: {}", launcher.export),
@@ -371,9 +376,10 @@ fn prepare_folder(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns "PID-start" of the launcher's process on this host, whose socket `pmi` is, or of this process's parent.
-pub(crate) fn parent_process(pmi: Option<i32>) -> Option<String> {
+/// Returns "PID-start" of the launcher's process on this host, whose socket the descriptor is, or of this process's parent.
+pub(crate) fn parent_process(descriptor: Option<i32>) -> Option<String> {
     // A script that starts the rank is its parent, and another one for each rank.
-    let parent = pmi.and_then(super::pmi::server).unwrap_or_else(std::os::unix::process::parent_id);
+    let launcher = descriptor.and_then(pmi::server).filter(|launcher| *launcher != std::process::id());
+    let parent = launcher.unwrap_or_else(std::os::unix::process::parent_id);
     process_start(parent).map(|start| format!("{parent}-{start}"))
 }

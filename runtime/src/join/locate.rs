@@ -39,6 +39,13 @@ pub(crate) struct Advert {
     pub(crate) origin: String,
 }
 
+impl Advert {
+    /// Returns the key and the addresses, which tell publications apart.
+    pub(crate) fn place(&self) -> (Option<RendezvousKey>, Vec<SocketAddr>) {
+        (self.key, self.candidates.clone())
+    }
+}
+
 /// Limits the warning to one per process, however many communicators it joins.
 static WARNED: Once = Once::new();
 
@@ -145,25 +152,29 @@ async fn bind_and_publish(
     }
 }
 
-/// Finds the addresses where the coordinator may be, on the other ranks. An error is a reason, in words, to look again.
-pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
-    match &spec.locator {
+/// Finds the addresses where the coordinator may be, on the other ranks. Only a multicast group can lead to several
+/// processes. An error is a reason, in words, to look again.
+pub(crate) async fn find(spec: &JoinSpec) -> Result<Vec<Advert>, String> {
+    let advert = match &spec.locator {
         Locator::Tcp { host, port } => {
             let origin = format!("{host}:{port}");
             let candidates = resolve(host, *port).await?;
-            Ok(Advert { candidates, key: None, origin })
+            Advert { candidates, key: None, origin }
         }
         Locator::File { path } => {
             let file = path.clone();
             let notice = blocking(move || file::read(&file)).await?;
             let origin = format!("{} (written by {})", path.display(), notice.writer());
-            Ok(Advert { key: notice.key(), candidates: notice.addresses, origin })
+            Advert { key: notice.key(), candidates: notice.addresses, origin }
         }
         Locator::Multicast { group, port, job, interface } => {
             let group = Group { address: *group, port: *port, interface: *interface, job: job.clone() };
-            let (notice, from) = multicast::ask(&group).await?;
-            let origin = format!("{from} (answer of {})", notice.writer());
-            Ok(Advert { key: notice.key(), candidates: notice.addresses, origin })
+            let advert = |(notice, from): (Notice, SocketAddr)| Advert {
+                key: notice.key(),
+                origin: format!("{from} (answer of {})", notice.writer()),
+                candidates: multicast::candidates(notice.addresses, from),
+            };
+            return Ok(multicast::ask(&group).await?.into_iter().map(advert).collect());
         }
         Locator::Store { host, port, prefix } => {
             let mut store = open_store(host, *port).await?;
@@ -172,16 +183,19 @@ pub(crate) async fn find(spec: &JoinSpec) -> Result<Advert, String> {
             let value = store.wait_and_get(&name).await.map_err(again)?;
             let notice = Notice::parse(&value).map_err(|e| format!("key {name} of the TCPStore: {e}"))?;
             let origin = format!("key {name} of the TCPStore (set by {})", notice.writer());
-            Ok(Advert { key: notice.key(), candidates: notice.addresses, origin })
+            Advert { key: notice.key(), candidates: notice.addresses, origin }
         }
         Locator::Board(place) => {
             let notice =
                 Notice::parse(&board::read(place).await?).map_err(|e| format!("{}: {e}", place.name()))?;
             let origin = format!("{} (set by {})", place.name(), notice.writer());
-            Ok(Advert { key: notice.key(), candidates: notice.addresses, origin })
+            Advert { key: notice.key(), candidates: notice.addresses, origin }
         }
-        Locator::Local(_) | Locator::Survivors(_) => Err("these ranks meet without addresses".into()),
-    }
+        Locator::Local(_) | Locator::Survivors(_) => {
+            return Err("these ranks meet without addresses".into());
+        }
+    };
+    Ok(vec![advert])
 }
 
 /// Makes a call that may block, for example on a file system that does not answer, on a thread of its own. The control

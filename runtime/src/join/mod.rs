@@ -189,6 +189,16 @@ impl JoinSpec {
     }
 }
 
+impl JoinSpec {
+    /// Whether this rank was told rank 0's address. It finds other addresses itself, in a publication that may be an
+    /// earlier rank 0's or a stranger's. The port in a unique id, whose secret was drawn for it, is not rank 0's before
+    /// rank 0 listens.
+    pub(crate) fn is_told_the_address(&self) -> bool {
+        let is_of_an_id = self.secret.as_ref().is_some_and(|secret| secret.for_newcomers().is_some());
+        matches!(self.locator, Locator::Tcp { .. }) && !is_of_an_id
+    }
+}
+
 impl Locator {
     /// Whether rank 0 listens at a port of its own choice and publishes its address with a key.
     pub(crate) fn publishes_key(&self) -> bool {

@@ -27,6 +27,9 @@ const ASK_EVERY: Duration = Duration::from_millis(50);
 /// Time after which a caller checks its deadline and asks again.
 const ASK_FOR: Duration = Duration::from_millis(200);
 
+/// Most answers to a question that are considered.
+const MAX_ANSWERS: usize = 8;
+
 const QUESTION: &str = "kolo? 1 ";
 const ANSWER: &str = "kolo! 1 ";
 
@@ -85,8 +88,9 @@ pub(crate) fn answer(group: &Group, mut notice: Notice) -> io::Result<Answering>
     Ok(Answering(task.abort_handle()))
 }
 
-/// Asks for a while, on the other ranks. Returns the answer of a rank 0.
-pub(crate) async fn ask(group: &Group) -> Result<(Notice, SocketAddr), String> {
+/// Asks for a while, on the other ranks. Returns the distinct answers that came soon after the first one, in order. The
+/// first may be a stranger's, or that of another job with the same name.
+pub(crate) async fn ask(group: &Group) -> Result<Vec<(Notice, SocketAddr)>, String> {
     let doing =
         |error: io::Error| format!("asking the multicast group {}:{}: {error}", group.address, group.port);
     let socket = socket().map_err(doing)?;
@@ -113,23 +117,39 @@ pub(crate) async fn ask(group: &Group) -> Result<(Notice, SocketAddr), String> {
         if let (0, Some(error)) = (sent, refused) {
             return Err(doing(error));
         }
-        let heard = tokio::time::timeout(ASK_EVERY, socket.recv_from(&mut buffer)).await;
-        let Ok(Ok((length, from))) = heard else { continue };
-        if let Some(text) = buffer[..length].strip_prefix(head.as_bytes())
-            && let Ok(mut notice) = Notice::parse(text)
-        {
-            // The address that the answer came from is the most likely to be reachable.
-            if let Some(port) = notice.addresses.first().map(SocketAddr::port) {
-                notice.addresses.insert(0, SocketAddr::new(from.ip(), port));
-                notice.addresses.dedup();
+        let mut answers: Vec<(Notice, SocketAddr)> = Vec::new();
+        let mut round = tokio::time::Instant::now() + ASK_EVERY;
+        while answers.len() < MAX_ANSWERS && tokio::time::Instant::now() < round {
+            let heard = tokio::time::timeout_at(round, socket.recv_from(&mut buffer)).await;
+            let Ok(Ok((length, from))) = heard else { break };
+            if let Some(text) = buffer[..length].strip_prefix(head.as_bytes())
+                && let Ok(notice) = Notice::parse(text)
+                // Rank 0 answers the question of every interface.
+                && answers.iter().all(|(other, _)| !notice.is_same_place(other))
+            {
+                if answers.is_empty() {
+                    round = tokio::time::Instant::now() + ASK_EVERY;
+                }
+                answers.push((notice, from));
             }
-            return Ok((notice, from));
+        }
+        if !answers.is_empty() {
+            return Ok(answers);
         }
     }
     Err(format!(
         "nobody answered for job '{}' in the multicast group {}:{}",
         group.job, group.address, group.port
     ))
+}
+
+/// Returns the addresses to try: first the one that the answer came from, which is the most likely to be reachable.
+pub(crate) fn candidates(mut addresses: Vec<SocketAddr>, from: SocketAddr) -> Vec<SocketAddr> {
+    if let Some(port) = addresses.first().map(SocketAddr::port) {
+        addresses.insert(0, SocketAddr::new(from.ip(), port));
+        addresses.dedup();
+    }
+    addresses
 }
 
 fn socket() -> io::Result<Socket> {
@@ -151,4 +171,34 @@ fn interfaces(group: &Group) -> Vec<Ipv4Addr> {
         })
     };
     group.interface.map_or_else(|| all().collect(), |interface| vec![interface])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn the_first_answer_does_not_hide_the_others() {
+        let address = Ipv4Addr::new(239, 255, 78, (std::process::id() % 250) as u8);
+        let port = std::net::UdpSocket::bind((address, 0)).and_then(|socket| socket.local_addr());
+        let Ok(port) = port.map(|at| at.port()) else { return println!("skipped: no multicast here") };
+        let group = Group { address, port, interface: Some(Ipv4Addr::LOCALHOST), job: "this".into() };
+        let notice = |key| Notice::new(vec![([127, 0, 0, 1], u16::from(key)).into()], &[key; 16]);
+        let answering: io::Result<Vec<_>> =
+            [1, 2].map(|key| answer(&group, notice(key))).into_iter().collect();
+        let Ok(_answering) = answering else { return println!("skipped: no multicast on loopback") };
+        let until = tokio::time::Instant::now() + Duration::from_secs(30);
+        loop {
+            match ask(&group).await {
+                Ok(answers) if answers.len() == 2 => {
+                    let mut keys: Vec<_> = answers.iter().map(|(notice, _)| notice.key()).collect();
+                    keys.sort_unstable();
+                    return assert_eq!(keys, [Some([1; 16]), Some([2; 16])]);
+                }
+                // On a busy machine the second answer may come too late.
+                Ok(_) => assert!(tokio::time::Instant::now() < until, "one of two answers"),
+                Err(why) => return println!("skipped: {why}"),
+            }
+        }
+    }
 }

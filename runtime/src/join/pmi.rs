@@ -12,7 +12,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use kolo_transport::foreign::printable;
 use kolo_transport::peer_of;
+use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::board::Board;
 
@@ -22,6 +24,8 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 const BARRIER_PATIENCE: Duration = Duration::from_millis(200);
 /// Longest line that is read. The protocol's longest line is shorter.
 const LINE_BYTES: u64 = 8192;
+/// Most bytes of a line that are shown.
+const SHOWN_BYTES: usize = 200;
 /// Most parts of a notice, which has some hundred bytes.
 const MOST_PARTS: usize = 256;
 
@@ -53,12 +57,38 @@ impl Pmi {
     }
 }
 
-/// Returns a copy of the launcher's socket.
+/// Returns a copy of the launcher's socket. Nothing is read or written: if the variable is stale, as when a wrapper has
+/// closed the socket, the program uses the number for something of its own.
 fn socket(descriptor: RawFd) -> io::Result<UnixStream> {
-    // SAFETY: the launcher opened the descriptor for this process and named it in PMI_FD; the process closes it at no other
-    // place, and the copy below is this module's own. If the variable is stale, the copy fails, or the greeting does.
+    let no_launchers = |what: &str| Err(wrong(format!("it is no launcher's socket: {what}")));
+    if descriptor < 0 {
+        return no_launchers("its number is negative");
+    }
+    // SAFETY: the number is not -1, and the borrow lasts for one call, in which the kernel copies what is open under this
+    // number, or refuses. Test: `what_is_no_launcher_is_said_so`.
     let inherited = unsafe { BorrowedFd::borrow_raw(descriptor) };
-    Ok(UnixStream::from(inherited.try_clone_to_owned()?))
+    let copy = inherited.try_clone_to_owned()?;
+    let is_unix = sockopt::socket_domain(&copy).is_ok_and(|domain| domain == AddressFamily::UNIX);
+    let is_stream = sockopt::socket_type(&copy).is_ok_and(|kind| kind == SocketType::STREAM);
+    if !(is_unix && is_stream && rustix::net::getpeername(&copy).is_ok()) {
+        return no_launchers("it is not connected within this host");
+    }
+    let uid = peer_of(&copy)?.uid;
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        return no_launchers("its other end belongs to another user");
+    }
+    Ok(UnixStream::from(copy))
+}
+
+/// Returns the reason why a descriptor is not the launcher's socket, if it is not.
+pub(super) fn objection(descriptor: RawFd) -> Option<String> {
+    let own = Some(std::process::id());
+    match socket(descriptor).and_then(peer_of) {
+        // Event loops wake themselves through such a pair.
+        Ok(peer) if peer.pid == own => Some("this process made it".to_owned()),
+        Ok(_) => None,
+        Err(error) => Some(error.to_string()),
+    }
 }
 
 /// Returns the process that made the launcher's socket: the launcher's own on this host, even if a script stands between
@@ -173,7 +203,9 @@ impl Talk {
             let digits = self.get_one(&format!("kolo-{at}"))?;
             for pair in digits.as_bytes().chunks(2) {
                 let byte = std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok());
-                notice.push(byte.ok_or_else(|| wrong(format!("'{digits}' is not part of a notice")))?);
+                notice.push(byte.ok_or_else(|| {
+                    wrong(format!("'{}' is not part of a notice", printable(&digits, SHOWN_BYTES)))
+                })?);
             }
         }
         Ok(notice)
@@ -249,7 +281,8 @@ impl Line {
     }
 
     fn required(&self, key: &str) -> io::Result<&str> {
-        self.value(key).ok_or_else(|| wrong(format!("the launcher answered '{}', without {key}", self.0)))
+        self.value(key)
+            .ok_or_else(|| wrong(format!("the launcher answered '{}', without {key}", self.shown())))
     }
 
     /// Fails unless this is the expected answer and reports success.
@@ -257,7 +290,11 @@ impl Line {
         if self.value("cmd") == Some(command) && self.value("rc").is_none_or(|code| code == "0") {
             return Ok(());
         }
-        Err(wrong(format!("the launcher answered '{}' instead of {command}", self.0)))
+        Err(wrong(format!("the launcher answered '{}' instead of {command}", self.shown())))
+    }
+
+    fn shown(&self) -> String {
+        printable(&self.0, SHOWN_BYTES)
     }
 }
 
@@ -283,6 +320,7 @@ pub(super) fn fuzz(bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
+    use std::io::Read;
     use std::os::fd::AsRawFd;
     use std::sync::{Arc, Condvar};
     use std::time::Instant;
@@ -396,7 +434,9 @@ mod tests {
         assert_eq!(server(own.as_raw_fd()), Some(std::process::id()));
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         assert_eq!(server(listener.as_raw_fd()), None, "it is not of this host");
-        assert_eq!(server(i32::MAX), None);
+        for number in [i32::MAX, -1, i32::MIN] {
+            assert_eq!(server(number), None);
+        }
     }
 
     #[test]
@@ -405,11 +445,36 @@ mod tests {
         theirs.write_all(b"cmd=response_to_init rc=-1\n").unwrap();
         let why = Pmi::new(own.as_raw_fd()).read().unwrap_err();
         assert!(why.contains("instead of response_to_init"), "{why}");
+        let (own, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(b"\x1b[2J\n").unwrap();
+        let why = Pmi::new(own.as_raw_fd()).read().unwrap_err();
+        assert!(why.contains("'\\u{1b}[2J'"), "{why}");
         let (own, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
         let why = Pmi::new(own.as_raw_fd()).publish(b"here").unwrap_err();
         assert!(!why.is_empty());
         // The number is far beyond the descriptors that a process may have.
         assert!(Pmi::new(i32::MAX).read().is_err());
+    }
+
+    /// PMI_FD is stale: the program has opened something else under its number.
+    #[test]
+    fn what_the_program_has_opened_is_not_touched() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut theirs, _) = listener.accept().unwrap();
+        let datagrams = std::os::unix::net::UnixDatagram::pair().unwrap();
+        for descriptor in [ours.as_raw_fd(), datagrams.0.as_raw_fd(), -1] {
+            let why = Pmi::new(descriptor).read().unwrap_err();
+            assert!(why.contains("no launcher's socket"), "{why}");
+            assert!(Pmi::new(descriptor).publish(b"here").is_err() && objection(descriptor).is_some());
+        }
+        assert_eq!(ours.read_timeout().unwrap(), None, "its options are the program's");
+        datagrams.1.set_nonblocking(true).unwrap();
+        assert!(datagrams.1.recv(&mut [0]).is_err(), "nothing was sent");
+        drop(ours);
+        assert_eq!(theirs.read(&mut [0]).unwrap(), 0, "nothing was sent");
+        let own = UnixStream::pair().unwrap();
+        assert_eq!(objection(own.0.as_raw_fd()).as_deref(), Some("this process made it"));
     }
 }

@@ -7,6 +7,7 @@
 //! listens, the kernel refuses connections, and ranks try again. A process that makes many ids for ranks 0 of other
 //! processes keeps none of these sockets for longer than ranks wait for each other.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ const HOST_AT: usize = LENGTH_AT + 1;
 const HOST_MOST: usize = UNIQUE_ID_BYTES - HOST_AT;
 
 /// An id by which the ranks of one job find each other. A program makes one and passes its bytes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId {
     /// The bytes to pass on, unchanged.
     pub bytes: [u8; UNIQUE_ID_BYTES],
@@ -94,25 +95,18 @@ impl UniqueId {
     /// # Errors
     /// [`Error::Configuration`] if the bytes are not an id, or if rank and world size are invalid.
     pub fn join_spec(&self, world_size: u32, rank: u32) -> Result<JoinSpec> {
-        let broken = || {
+        let (host, port) = self.address().ok_or_else(|| {
             Error::configuration(
                 "unique id",
                 format!("these {UNIQUE_ID_BYTES} bytes are not a unique id"),
                 "Pass on the whole id, unchanged",
             )
-        };
-        let bytes = &self.bytes;
-        let host = bytes[HOST_AT..].get(..bytes[LENGTH_AT] as usize).ok_or_else(broken)?;
-        let host = std::str::from_utf8(host).map_err(|_| broken())?;
-        let port = u16::from_le_bytes([bytes[PORT_AT], bytes[PORT_AT + 1]]);
-        if bytes[..MAGIC.len()] != MAGIC || host.is_empty() || port == 0 {
-            return Err(broken());
-        }
+        })?;
         let locator = Locator::Tcp { host: host.to_owned(), port };
         let mut spec = JoinSpec::new(rank, world_size, locator, "a unique id");
         check_unicode()?;
         env::apply_settings(&mut spec, &super::process_environment)?;
-        let own = JobSecret::drawn(&bytes[SECRET_AT..LENGTH_AT]);
+        let own = JobSecret::drawn(&self.bytes[SECRET_AT..LENGTH_AT]);
         spec.secret = Some(match &spec.secret {
             Some(of_the_job) => own.mixed_with(of_the_job),
             None => own,
@@ -121,12 +115,27 @@ impl UniqueId {
         Ok(spec)
     }
 
+    /// Returns rank 0's host and port; `None` if the bytes are not an id.
+    fn address(&self) -> Option<(&str, u16)> {
+        let bytes = &self.bytes;
+        let host = std::str::from_utf8(bytes[HOST_AT..].get(..bytes[LENGTH_AT] as usize)?).ok()?;
+        let port = u16::from_le_bytes([bytes[PORT_AT], bytes[PORT_AT + 1]]);
+        (bytes[..MAGIC.len()] == MAGIC && !host.is_empty() && port > 0).then_some((host, port))
+    }
+
     /// Takes the port reserved for this id, if this process made it. Rank 0 takes it once, and drops it when it has
     /// joined or failed to.
     pub fn take_reservation(&self) -> Option<Reservation> {
         let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
         let at = reserved.iter().position(|port| port.id == *self)?;
         Some(Reservation { _socket: reserved.swap_remove(at).socket })
+    }
+}
+
+/// Shows the address only, since the other bytes are the job's secret.
+impl fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UniqueId").field("address", &self.address()).finish_non_exhaustive()
     }
 }
 
@@ -197,6 +206,14 @@ mod tests {
         let spec = id.join_spec(4, 1).unwrap();
         assert_eq!(spec.locator.to_string(), "tcp://node7.example:4711");
         assert!(spec.secret.is_some());
+    }
+
+    #[test]
+    fn the_secret_of_an_id_is_not_printed() {
+        let id = encode("node7", 4711, &[171; SECRET_BYTES]).unwrap();
+        let text = format!("{id:?} {id:#?}");
+        assert!(text.contains("node7") && text.contains("4711"), "{text}");
+        assert!(!text.contains("171") && !text.contains("ab"), "{text}");
     }
 
     #[test]

@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use kolo::internal::control::{Control, ExchangeKey};
 use kolo::{Communicator, Config, ControlRuntime, JoinSpec, PeerInfo};
 use kolo_transport::TcpOptions;
+use kolo_transport::foreign::printable;
 use kolo_transport::tcp::{Network, dialled, listen};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::facts::Facts;
@@ -35,6 +37,9 @@ const EXAMINATION: u64 = 0x646f_6374_6f72;
 
 /// Length of the vectors that are summed at the end.
 const TRIAL_ELEMENTS: usize = 1 << 16;
+
+/// Most bytes of a text from another rank; errors are the longest.
+const TEXT_BYTES: usize = 4096;
 
 /// Extent of the examination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,13 +72,28 @@ impl Rank {
         let told = self.control.exchange(key, &self.members, blob, Instant::now() + PHASE_LIMIT)?;
         told.iter()
             .map(|blob| {
-                serde_json::from_slice(blob).map_err(|error| {
+                decode(blob).map_err(|error| {
                     let problem = format!("a rank's report cannot be read: {error}");
                     CliError::failure(problem, "Use the same version of Kolo on all hosts")
                 })
             })
             .collect()
     }
+}
+
+/// Decodes a rank's report. Its texts, such as names of hosts and interfaces, go to terminals.
+fn decode<T: DeserializeOwned>(blob: &[u8]) -> serde_json::Result<T> {
+    fn make_printable(value: &mut Value) {
+        match value {
+            Value::String(text) => *text = printable(text, TEXT_BYTES),
+            Value::Array(values) => values.iter_mut().for_each(make_printable),
+            Value::Object(fields) => fields.values_mut().for_each(make_printable),
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+    let mut value = serde_json::from_slice(blob)?;
+    make_printable(&mut value);
+    serde_json::from_value(value)
 }
 
 /// Examines the network between the hosts of this job. All ranks must call it. It blocks for some seconds, plus
@@ -292,4 +312,40 @@ fn trial(config: &Config, control: Control) -> Result<Vec<Route>> {
         }
     }
     Ok(routes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::text::text;
+    use super::*;
+
+    #[test]
+    fn texts_of_other_ranks_do_not_reach_a_terminal_as_they_are() {
+        let strange = || "\x1b]0;x\x07".to_owned();
+        let facts = Facts {
+            hostname: strange(),
+            congestion: strange(),
+            problem: Some(strange()),
+            processor_quota: Some(1.5),
+            locked_memory: Some(u64::MAX),
+            networks: vec![(strange(), IpAddr::from([192, 0, 2, 1]), 24)],
+            ..Facts::default()
+        };
+        let told: Facts = decode(&serde_json::to_vec(&facts).unwrap()).unwrap();
+        assert_eq!(told.hostname, "\\u{1b}]0;x\\u{7}");
+        assert_eq!((told.processor_quota, told.locked_memory), (Some(1.5), Some(u64::MAX)));
+        assert_eq!(told.networks[0].1, facts.networks[0].1);
+        let route = Route {
+            rank: 0,
+            peers: vec![1],
+            transport: strange(),
+            how: strange(),
+            declined: vec![(strange(), strange())],
+        };
+        let route: Vec<Route> = decode(&serde_json::to_vec(&[route]).unwrap()).unwrap();
+        let hosts = vec![Host { ranks: vec![0, 1], facts: told }];
+        let report = Report { hosts, routes: route, ..Report::default() };
+        let out = text(&report, &findings(&report));
+        assert!(out.chars().all(|c| c == '\n' || !c.is_control()), "{out:?}");
+    }
 }

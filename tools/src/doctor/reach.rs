@@ -2,7 +2,8 @@
 //! ways.
 
 use std::collections::HashMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::line::{Line, Stop};
 
@@ -40,14 +42,40 @@ enum Purpose {
     Rates = 1,
 }
 
-const HELLO: usize = 24;
+/// Most connections that are answered at a time: those of some hundred hosts, each at several addresses. The others
+/// wait.
+const MOST_ANSWERED: usize = 1024;
 
-fn hello(token: &Token, from: u32, purpose: Purpose) -> [u8; HELLO] {
+const NONCE: usize = 16;
+const HELLO: usize = NONCE + 8;
+const PROOF: usize = 32;
+
+/// Makes the first message of a connection. The address may lead to another program, so the token is not in it: both
+/// ends prove that they know the token, the one that answers first.
+fn hello(from: u32, purpose: Purpose) -> io::Result<[u8; HELLO]> {
     let mut bytes = [0; HELLO];
-    bytes[..16].copy_from_slice(token);
-    bytes[16..20].copy_from_slice(&from.to_le_bytes());
-    bytes[20..].copy_from_slice(&(purpose as u32).to_le_bytes());
-    bytes
+    bytes[..NONCE].copy_from_slice(&nonce()?);
+    bytes[NONCE..NONCE + 4].copy_from_slice(&from.to_le_bytes());
+    bytes[NONCE + 4..].copy_from_slice(&(purpose as u32).to_le_bytes());
+    Ok(bytes)
+}
+
+fn nonce() -> io::Result<[u8; NONCE]> {
+    let mut bytes = [0; NONCE];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Returns the proof that an end of a connection knows the token. All parts have fixed lengths, so the hash of their
+/// concatenation cannot be extended to that of other parts.
+fn proof(token: &Token, end: [u8; 4], hello: &[u8; HELLO], nonce: &[u8; NONCE]) -> [u8; PROOF] {
+    Sha256::new()
+        .chain_update(token)
+        .chain_update(end)
+        .chain_update(hello)
+        .chain_update(nonce)
+        .finalize()
+        .into()
 }
 
 /// The result of one host's attempt to reach another.
@@ -204,9 +232,15 @@ fn dial(
         io::ErrorKind::ConnectionRefused => "refused".to_owned(),
         _ => error.to_string(),
     })?;
-    let mut answer = Token::default();
-    line.transfer(&hello(token, from, purpose), &mut answer).map_err(|stop| stop.to_string())?;
-    if answer == *token { Ok(line) } else { Err("something else answers there".to_owned()) }
+    let hello = hello(from, purpose).map_err(|error| error.to_string())?;
+    let (mut nonce, mut theirs) = ([0; NONCE], [0; PROOF]);
+    let greeted = line.transfer(&hello, &mut nonce).and_then(|()| line.transfer(&[], &mut theirs));
+    greeted.map_err(|stop| stop.to_string())?;
+    if theirs != proof(token, *b"answ", &hello, &nonce) {
+        return Err("something else answers there".to_owned());
+    }
+    line.transfer(&proof(token, *b"dial", &hello, &nonce), &mut []).map_err(|stop| stop.to_string())?;
+    Ok(line)
 }
 
 fn burst(line: &mut Line) -> Result<(), Stop> {
@@ -277,8 +311,19 @@ impl Drop for Answering {
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     let time = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
     while !shared.is_over.load(Ordering::Relaxed) {
-        let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&time));
-        while let Ok((socket, _)) = listener.accept() {
+        let has_room = Arc::strong_count(shared) <= MOST_ANSWERED;
+        let mut watched = [PollFd::new(listener, PollFlags::IN)];
+        let _ = poll(&mut watched[..usize::from(has_room)], Some(&time));
+        while Arc::strong_count(shared) <= MOST_ANSWERED {
+            let socket = match listener.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    // Most likely, no descriptor is left, and the caller would make the listener readable at once.
+                    let _ = poll(&mut [], Some(&time));
+                    break;
+                }
+            };
             let shared = Arc::clone(shared);
             // If the thread cannot be started, the other end gets no answer and reports that.
             let _ = std::thread::Builder::new().spawn(move || {
@@ -291,15 +336,17 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 }
 
 fn answer(mut line: Line, shared: &Shared) {
-    let mut said = [0; HELLO];
-    if line.transfer(&[], &mut said).is_err() || said[..16] != shared.token {
+    let (mut said, mut theirs) = ([0; HELLO], [0; PROOF]);
+    let Ok(nonce) = nonce() else { return };
+    if line.transfer(&[], &mut said).is_err() {
+        return;
+    }
+    let own = [&nonce[..], &proof(&shared.token, *b"answ", &said, &nonce)].concat();
+    if line.transfer(&own, &mut theirs).is_err() || theirs != proof(&shared.token, *b"dial", &said, &nonce) {
         return;
     }
     let word = |at: usize| said[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-    let (from, purpose) = (word(16), word(20));
-    if line.transfer(&shared.token, &mut []).is_err() {
-        return;
-    }
+    let (from, purpose) = (word(NONCE), word(NONCE + 4));
     if purpose == Purpose::Rates as u32 {
         shared.arrived.lock().unwrap_or_else(PoisonError::into_inner).insert(from, line);
         shared.news.notify_all();
@@ -310,5 +357,47 @@ fn answer(mut line: Line, shared: &Shared) {
     let mut line = line.with_limit(2 * BURST_LIMIT);
     if line.transfer(&[], &mut bytes).and_then(|()| line.transfer(&bytes, &mut [])).is_ok() {
         line.wait_for_end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{Ipv4Addr, TcpStream};
+
+    use super::*;
+
+    const TOKEN: Token = [9; 16];
+
+    #[test]
+    fn hosts_that_know_the_token_reach_each_other() {
+        let listener = kolo_transport::tcp::listen(None).unwrap();
+        let answering = Answering::start(listener.into(), TOKEN).unwrap();
+        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, answering.port));
+        let target = Target { host: 1, addresses: vec![("lo".to_owned(), at.ip(), 0)], port: at.port() };
+        assert_eq!(reach(&TOKEN, 0, &target).carries, Carries::All);
+        let _line = dial_for_rates(&TOKEN, 7, at, None).unwrap();
+        assert!(answering.wait_for(7, DIAL_LIMIT).is_some());
+        let refused = dial_for_rates(&[8; 16], 7, at, None).unwrap_err();
+        assert_eq!(refused, "something else answers there");
+        assert!(answering.wait_for(7, Duration::ZERO).is_none());
+    }
+
+    /// The address of a bridge of containers, which every host may have, leads to another program.
+    #[test]
+    fn the_token_is_not_sent() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let at = listener.local_addr().unwrap();
+        let other = std::thread::spawn(move || {
+            let mut said = vec![0; HELLO];
+            let mut stream: TcpStream = listener.accept().unwrap().0;
+            stream.read_exact(&mut said).unwrap();
+            stream.write_all(&[1; NONCE + PROOF]).unwrap();
+            let _ = stream.read_to_end(&mut said);
+            said
+        });
+        assert!(dial_for_rates(&TOKEN, 7, at, None).is_err());
+        let said = other.join().unwrap();
+        assert!(!said.windows(TOKEN.len()).any(|part| part == TOKEN), "{said:?}");
     }
 }

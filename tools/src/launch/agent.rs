@@ -230,12 +230,18 @@ fn environment(args: &RunArgs) -> Result<Vec<(String, String)>> {
         }
         found.push((name.to_owned(), value));
     }
-    if !found.iter().any(|(name, _)| name == "KOLO_JOB_SECRET") {
+    let given = found.iter().rfind(|(name, _)| name == "KOLO_JOB_SECRET");
+    if given.is_none() {
         let mut secret = [0_u8; 16];
         std::fs::File::open("/dev/urandom")
             .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut secret))
             .map_err(|error| CliError::system("could not generate a secret for the job", &error))?;
         found.push(("KOLO_JOB_SECRET".into(), secret.iter().map(|byte| format!("{byte:02x}")).collect()));
+    } else if given.is_some_and(|(_, value)| value.trim().is_empty()) {
+        return Err(CliError::usage(
+            "KOLO_JOB_SECRET is set, but blank",
+            "Set it to the job's secret, or unset it: a secret is then drawn for the job",
+        ));
     }
     Ok(found)
 }

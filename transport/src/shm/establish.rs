@@ -278,7 +278,7 @@ impl ShmEndpoint {
     fn check_presence(&self, ranks: &[u32]) -> Result<(), Error> {
         for peer in self.peers.iter().filter(|peer| ranks.contains(&peer.rank)) {
             // The peer treats the connection as one that stays silent, and drops it.
-            let refused = unix::connect(&peer.address.name)
+            let refused = unix::connect_to(&peer.address.name, peer.address.uid)
                 .is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
             if refused {
                 let detail = format!(
@@ -294,7 +294,7 @@ impl ShmEndpoint {
     /// Connects to the leader. `late` makes the error for a passed deadline.
     fn reach(&self, leader: &Peer, deadline: Instant, late: impl Fn() -> Error) -> Result<OwnedFd, Error> {
         loop {
-            match unix::connect(&leader.address.name) {
+            match unix::connect_to(&leader.address.name, leader.address.uid) {
                 Ok(stream) => return Ok(stream),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     let patience = remaining(deadline).ok_or_else(&late)?;

@@ -72,7 +72,7 @@ impl ShmEndpoint {
             nonce: [0; 16], // no answer follows
         };
         let ends = Ends { caller: &self.identity.cookie, callee: &target.address.cookie };
-        let sent = unix::connect(&target.address.name).and_then(|stream| {
+        let sent = unix::connect_to(&target.address.name, target.address.uid).and_then(|stream| {
             // The peer takes one segment, so nothing may fail after it is sent.
             let data = epoll::EventData::new_u64(peer as u64);
             epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP)?;

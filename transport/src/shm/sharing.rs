@@ -100,6 +100,8 @@ pub struct MemorySharing {
     newcomers: PendingConnections,
     epoll: OwnedFd,
     address: Address,
+    /// The user of all ranks.
+    uid: u32,
     rank: u32,
     peers: Vec<Peer>,
     /// The first error.
@@ -149,8 +151,9 @@ impl MemorySharing {
         let listener = unix::listen(&address.name)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(EPOLL_PENDING), epoll::EventFlags::IN)?;
-        let newcomers = PendingConnections::new(listener, rustix::process::geteuid().as_raw());
-        Ok(Self { memory, fd, newcomers, epoll, address, rank: 0, peers: Vec::new(), failure: None })
+        let uid = rustix::process::geteuid().as_raw();
+        let newcomers = PendingConnections::new(listener, uid);
+        Ok(Self { memory, fd, newcomers, epoll, address, uid, rank: 0, peers: Vec::new(), failure: None })
     }
 
     /// Returns this rank's memory.
@@ -208,7 +211,7 @@ impl MemorySharing {
                 nonce: [0; 16], // no answer follows
             };
             let ends = Ends { caller: &self.address.cookie, callee: &peer.address.cookie };
-            let given = unix::connect(&peer.address.name).and_then(|stream| {
+            let given = unix::connect_to(&peer.address.name, self.uid).and_then(|stream| {
                 unix::send(&stream, &hello.encode(ends), Some(self.fd.as_fd()))?;
                 Ok(stream)
             });
@@ -394,6 +397,16 @@ mod tests {
         let error = here.poll().unwrap_err();
         assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(1)));
         assert!(here.introduce(0, &[(2, b"nonsense")]).is_err());
+    }
+
+    /// Rank 1's listener seems to belong to another user.
+    #[test]
+    fn another_user_gets_no_memory() {
+        let mut all = introduced(2, 5000);
+        all[0].uid += 1;
+        let error = all[0].poll().unwrap_err();
+        assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(1)));
+        assert!(!all[1].poll().unwrap() && all[1].waiting_for() == [0]);
     }
 
     /// The memory of rank 0 cannot be mapped, as if the others had no address space for it.

@@ -11,6 +11,8 @@ use rustix::net::{
 };
 use rustix::time::Timespec;
 
+use super::credentials;
+
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// Maximum number of connections that wait to be accepted: the kernel's default limit (net.core.somaxconn).
@@ -37,6 +39,16 @@ pub(crate) fn connect(name: &[u8]) -> io::Result<OwnedFd> {
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
     rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
     Ok(fd)
+}
+
+/// Connects a stream as [`connect`] does, if its listener belongs to this user. An abstract name has no owner: once a
+/// process has ended, another user may listen there. For the caller, that is as if nobody did.
+pub(crate) fn connect_to(name: &[u8], uid: u32) -> io::Result<OwnedFd> {
+    let stream = connect(name)?;
+    if credentials::peer_of(&stream)?.uid != uid {
+        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "another user listens there"));
+    }
+    Ok(stream)
 }
 
 /// Accepts the next connection of a listener.
@@ -115,4 +127,22 @@ pub(crate) fn receive(stream: impl AsFd, buffer: &mut [u8], fd: &mut Attached) -
         *fd = Some(Err(io::Error::from_raw_os_error(libc::EMFILE)));
     }
     Ok(result.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_another_user_has_taken_refuses() {
+        let name = format!("kolo-test-of-names-{}", std::process::id()).into_bytes();
+        let uid = rustix::process::geteuid().as_raw();
+        let listener = listen(&name).unwrap();
+        let refused = connect_to(&name, uid + 1).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        assert!(!is_transient(&refused), "nobody tries again");
+        assert!(connect_to(&name, uid).is_ok());
+        drop(listener);
+        assert_eq!(connect_to(&name, uid).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+    }
 }

@@ -73,6 +73,7 @@ pub use port::{HELLO_MAGIC_BYTES, HELLO_START_BYTES, OWNER_IS_FULL, OWNER_MAGIC,
 pub use relay::{RELAY_CALL_BYTES, RELAY_MAGIC_BYTES, RELAY_READY, RelayCall};
 pub use socket::{Reuse, TcpInfo, in_port_range, listen, pace};
 pub use survey::{addresses_in_use, all_addresses, dialled, networks};
+pub use wire::PROTOCOL;
 
 /// The transport's name, in errors and capabilities.
 pub(crate) const NAME: &str = "tcp";

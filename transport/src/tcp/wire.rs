@@ -10,7 +10,7 @@
 use crate::proof::{Key, PROOF_BYTES};
 
 /// Common version of hello, answer and header. Ranks of different versions do not communicate.
-pub(super) const PROTOCOL: u16 = 4;
+pub const PROTOCOL: u16 = 4;
 
 /// Length of a message header: half a cache line.
 pub(super) const HEADER_BYTES: usize = 32;

@@ -229,6 +229,18 @@ fn a_good_bye_without_any_token_is_no_loss() {
     pump(&mut [&mut a], &mut events[..1], |e| downs(&e[0]) == [1]);
 }
 
+/// The peer has ended, and another user listens at its name.
+#[test]
+fn another_user_gets_no_memory() {
+    let (mut a, mut b) = pair();
+    a.peers[0].address.uid += 1;
+    let sent = pattern(1, 1000);
+    let refused = send(&mut a, channel(1, 0), 7, &piece(&sent), 1).map(|_| ()).expect_err("refused");
+    assert_eq!(refused.kind, ErrorKind::PeerLost);
+    b.poll(&mut Vec::new());
+    assert!(b.peers[0].inward.is_none(), "nothing was delivered");
+}
+
 /// The owner of an endpoint may leave Kolo for long once its message is done.
 #[test]
 fn a_message_is_not_done_before_the_peer_has_the_memory_that_holds_it() {

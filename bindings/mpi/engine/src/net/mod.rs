@@ -10,6 +10,7 @@
 
 mod body;
 mod cancel;
+mod claims;
 mod direct;
 mod exposed;
 mod links;

@@ -8,6 +8,7 @@ use kolo_transport::{
 };
 
 use super::body::{Completion, Elements, Finished, Recv, Sink};
+use super::claims::may_come;
 use super::direct::Direct;
 use super::matching::{Body, Unexpected};
 use super::source::Source;
@@ -29,9 +30,9 @@ pub(super) const HEADS: u16 = 0;
 pub(super) const BYTES: u16 = 1;
 
 pub(super) const WHOLE: u64 = 0;
-const ANNOUNCED: u64 = 1;
+pub(super) const ANNOUNCED: u64 = 1;
 pub(super) const ANSWER: u64 = 2;
-const WINDOW: u64 = 3;
+pub(super) const WINDOW: u64 = 3;
 pub(super) const CANCEL: u64 = 4;
 pub(super) const CANCELLED: u64 = 5;
 
@@ -84,7 +85,7 @@ fn word(words: &[u8], at: usize) -> Option<u64> {
 }
 
 /// The most words of an announcement or an answer.
-const WORDS: usize = 3;
+pub(super) const WORDS: usize = 3;
 
 /// The state of an operation posted at a transport. It stays at its address until the transport is done with it.
 pub(super) struct Slot {
@@ -382,6 +383,9 @@ impl Net {
     fn arrived(&mut self, head: Envelope) {
         let Envelope { on, tag: bits, len } = head;
         let (from, bytes) = (on.peer, len as usize);
+        if !may_come(bits >> 61, bytes) {
+            return self.reject(from, bytes);
+        }
         let mut recv = None;
         if bits >> 61 == WHOLE
             && let Some(mailbox) = self.boxes.get_mut(&context_of(bits))
@@ -478,6 +482,10 @@ impl Net {
         let at = self.slot(op);
         let Some(via) = self.via[from as usize] else { return self.failed(at, "MPI has been finalized") };
         let slot = &mut self.slots[at as usize];
+        if sink.is_none() && slot.kept.try_reserve_exact(len).is_err() {
+            self.failed(at, "there is no memory for it");
+            return self.reject(from, len);
+        }
         slot.receive_to(sink, len);
         let (on, token) = (Channel { peer: from, index }, Token(at.into()));
         // SAFETY: as above; the piece is the slot's own memory, or the receive's, with room for `len` bytes.

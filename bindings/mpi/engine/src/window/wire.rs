@@ -110,7 +110,27 @@ impl<'a> Message<'a> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// Peers may send anything. A message that is understood has nothing that its bytes do not say.
+        #[test]
+        fn any_bytes_are_read_or_refused(
+            kind in 0_u32..12,
+            cells in prop_oneof![0_u64..4, any::<u64>()],
+            middle in any::<[u8; 20]>(),
+            rest in prop::collection::vec(any::<u8>(), 0..100),
+            length in 0_usize..140,
+        ) {
+            let mut bytes = [&kind.to_le_bytes()[..], &middle, &cells.to_le_bytes(), &rest].concat();
+            bytes.truncate(length);
+            if let Some(message) = Message::decode(&bytes) {
+                prop_assert_eq!(message.encode(), bytes);
+            }
+        }
+    }
 
     #[test]
     fn messages_survive_the_wire_and_others_are_refused() {
