@@ -134,7 +134,11 @@ impl TcpEndpoint {
             Error::system(NAME, None, "random number", io::Error::other(error.to_string()))
         })?;
         let host = Host::here(instance);
-        let (admitted, own_addresses, lack) = admit(local, &options)?;
+        let (local, lack) = with_lacks(local, &options);
+        // Without a list, nothing can be chosen from it.
+        let list = options.interfaces.as_deref().filter(|_| local.is_listed);
+        let admitted = interfaces::chosen(local.up, list, options.family)
+            .map_err(|detail| Error::new(ErrorKind::System, NAME, None, detail))?;
         let listens = |at: SocketAddr| at.ip().is_unspecified() || admitted.iter().any(|i| i.ip == at.ip());
         let acceptor = Acceptor::open(&options, instance, listens).map_err(system("listening"))?;
         let at = acceptor.at().map_err(system("listening"))?;
@@ -161,7 +165,7 @@ impl TcpEndpoint {
             options,
             host,
             interfaces: admitted,
-            own_addresses,
+            own_addresses: local.own,
             lack,
             address,
             port,
@@ -550,12 +554,8 @@ impl Endpoint for TcpEndpoint {
     }
 }
 
-/// Returns the interfaces that the options admit, the addresses of all, and what the system has refused and an endpoint does
-/// without.
-fn admit(
-    local: io::Result<Local>,
-    options: &TcpOptions,
-) -> Result<(Vec<Interface>, Vec<IpAddr>, Option<String>), Error> {
+/// Returns the interfaces, which may be guessed, and what the system has refused and an endpoint does without.
+fn with_lacks(local: io::Result<Local>, options: &TcpOptions) -> (Local, Option<String>) {
     let (local, mut lacks) = match local {
         Ok(local) => (local, Vec::new()),
         Err(error) => {
@@ -563,11 +563,7 @@ fn admit(
         }
     };
     lacks.extend(socket::refused(options));
-    // Without a list, nothing can be chosen from it.
-    let list = options.interfaces.as_deref().filter(|_| local.is_listed);
-    let admitted = interfaces::chosen(local.up, list, options.family)
-        .map_err(|detail| Error::new(ErrorKind::System, NAME, None, detail))?;
-    Ok((admitted, local.own, (!lacks.is_empty()).then(|| lacks.join("; "))))
+    (local, (!lacks.is_empty()).then(|| lacks.join("; ")))
 }
 
 fn too_long(peer: u32) -> Error {
