@@ -166,6 +166,24 @@ static void no_buffers(MPI_Comm comm) {
   CHECK(position == 0 && at == 0 && room == 0 && !MPI_Type_free(&every_other));
 }
 
+/* Only messages can be cancelled, and a partitioned message not even freed while it is under way. */
+static void requests_in_progress(void) {
+  int sent = 4, received = 0;
+  MPI_Request request, two[2];
+  CHECK(!MPI_Ibarrier(MPI_COMM_SELF, &request));
+  FAILS(MPI_ERR_REQUEST, MPI_Cancel(&request));
+  CHECK(!MPI_Wait(&request, MPI_STATUS_IGNORE));
+  CHECK(!MPI_Psend_init(&sent, 1, 1, MPI_INT, 0, 3, MPI_COMM_SELF, MPI_INFO_NULL, &two[0]));
+  CHECK(!MPI_Precv_init(&received, 1, 1, MPI_INT, 0, 3, MPI_COMM_SELF, MPI_INFO_NULL, &two[1]) && !MPI_Startall(2, two));
+  for (int at = 0; at < 2; at++) {
+    FAILS(MPI_ERR_REQUEST, MPI_Cancel(&two[at]));
+    FAILS(MPI_ERR_REQUEST, MPI_Request_free(&two[at]));
+    CHECK(two[at] != MPI_REQUEST_NULL);
+  }
+  CHECK(!MPI_Pready(0, two[0]) && !MPI_Waitall(2, two, MPI_STATUSES_IGNORE) && received == 4);
+  CHECK(!MPI_Request_free(&two[0]) && !MPI_Request_free(&two[1]));
+}
+
 int main(int argc, char **argv) {
   int flag, value = 0, class, length;
   char text[MPI_MAX_ERROR_STRING + 1];
@@ -195,6 +213,7 @@ int main(int argc, char **argv) {
   aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF);
   aliases_of_no_neighbor(MPI_COMM_WORLD), aliases_of_no_neighbor(MPI_COMM_SELF), null_handles();
   no_buffers(MPI_COMM_WORLD), no_buffers(MPI_COMM_SELF);
+  requests_in_progress();
   MPI_Status several[2];
   FAILS(MPI_ERR_ARG, MPI_Waitall(-1, &request, several));
   MPI_Info info;
