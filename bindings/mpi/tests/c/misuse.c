@@ -184,6 +184,17 @@ static void requests_in_progress(void) {
   CHECK(!MPI_Request_free(&two[0]) && !MPI_Request_free(&two[1]));
 }
 
+/* A hint under another key does not guide a split. */
+static void split_by_other_key(void) {
+  MPI_Comm comm;
+  MPI_Info info;
+  CHECK(!MPI_Info_create(&info) && !MPI_Info_set(info, "bogus_key", "mpi_shared_memory"));
+  CHECK(!MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_HW_GUIDED, 0, info, &comm) && comm == MPI_COMM_NULL);
+  CHECK(!MPI_Info_set(info, "mpi_hw_resource_type", "mpi_shared_memory"));
+  CHECK(!MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_HW_GUIDED, 0, info, &comm) && comm != MPI_COMM_NULL);
+  CHECK(!MPI_Comm_free(&comm) && !MPI_Info_free(&info));
+}
+
 int main(int argc, char **argv) {
   int flag, value = 0, class, length;
   char text[MPI_MAX_ERROR_STRING + 1];
@@ -213,7 +224,7 @@ int main(int argc, char **argv) {
   aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF);
   aliases_of_no_neighbor(MPI_COMM_WORLD), aliases_of_no_neighbor(MPI_COMM_SELF), null_handles();
   no_buffers(MPI_COMM_WORLD), no_buffers(MPI_COMM_SELF);
-  requests_in_progress();
+  requests_in_progress(), split_by_other_key();
   MPI_Status several[2];
   FAILS(MPI_ERR_ARG, MPI_Waitall(-1, &request, several));
   MPI_Info info;
