@@ -184,6 +184,18 @@ static void requests_in_progress(void) {
   CHECK(!MPI_Request_free(&two[0]) && !MPI_Request_free(&two[1]));
 }
 
+/* A program that writes to the value of a predefined attribute changes nothing. */
+static void written_attributes(void) {
+  int keys[] = {MPI_TAG_UB, MPI_IO, MPI_HOST, MPI_WTIME_IS_GLOBAL, MPI_APPNUM}, flag;
+  for (int key = 0; key < 5; key++) {
+    int *value = NULL;
+    CHECK(!MPI_Comm_get_attr(MPI_COMM_WORLD, keys[key], &value, &flag) && flag);
+    int was = *value;
+    *value = 12345;
+    CHECK(!MPI_Comm_get_attr(MPI_COMM_WORLD, keys[key], &value, &flag) && flag && *value == was);
+  }
+}
+
 /* A hint under another key does not guide a split. */
 static void split_by_other_key(void) {
   MPI_Comm comm;
@@ -224,7 +236,7 @@ int main(int argc, char **argv) {
   aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF);
   aliases_of_no_neighbor(MPI_COMM_WORLD), aliases_of_no_neighbor(MPI_COMM_SELF), null_handles();
   no_buffers(MPI_COMM_WORLD), no_buffers(MPI_COMM_SELF);
-  requests_in_progress(), split_by_other_key();
+  requests_in_progress(), written_attributes(), split_by_other_key();
   MPI_Status several[2];
   FAILS(MPI_ERR_ARG, MPI_Waitall(-1, &request, several));
   MPI_Info info;
