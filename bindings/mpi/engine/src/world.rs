@@ -294,6 +294,23 @@ pub fn check_job() -> Outcome {
     kolo().and_then(|kolo| kolo.error()).map_or(Ok(()), |error| Err(error.into()))
 }
 
+/// Fails if a wait that began at this time has reached the limit that the user has set.
+///
+/// # Errors
+/// [`Class::Other`], with the limit.
+pub fn check_time(began: Instant) -> Outcome {
+    let limit = kolo().map_or(NO_TIMEOUT, |kolo| kolo.config().timeout);
+    if began.elapsed() < limit {
+        return Ok(());
+    }
+    let after = limit.as_secs_f64();
+    let remedy = "Raise the limit (KOLO_TIMEOUT) if the ranks are merely slow";
+    fail(
+        Class::Other,
+        format!("not finished after {after:.1} s: what the call waits for has not come. {remedy}"),
+    )
+}
+
 /// Returns a unique number for a communicator whose first rank is this one. The number holds the rank and a count.
 ///
 /// # Errors

@@ -43,6 +43,7 @@ int PMPIX_Session_create_errhandler_x(MPIX_Session_errhandler_function_x *functi
 
 /* Fault tolerance: going on after the loss of processes. */
 #define MPIX_ERR_PROC_FAILED 101
+#define MPIX_ERR_PROC_FAILED_PENDING 102
 #define MPIX_ERR_REVOKED 103
 int MPIX_Comm_revoke(MPI_Comm comm);
 int PMPIX_Comm_revoke(MPI_Comm comm);

@@ -364,6 +364,19 @@ fn calls_given_up_after_a_loss() {
     with_ranks("given_up", &[3]);
 }
 
+/// The limit is long enough for a busy machine to bring the ranks together within it.
+#[test]
+fn waits_for_messages_end_at_the_limit() {
+    let Some(cc) = compiler() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for abi in &ABIS {
+        let program = program(&cc, "limits", folder.path(), abi);
+        for transport in ["shm", "tcp"] {
+            run_ranks_with(&program, &[], 2, transport, &[("KOLO_TIMEOUT", "4")]);
+        }
+    }
+}
+
 #[test]
 fn calls_given_up_while_their_peer_computes() {
     let folder = tempfile::tempdir().unwrap();

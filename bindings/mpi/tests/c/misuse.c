@@ -135,6 +135,78 @@ static void null_handles(void) {
   CHECK(!MPI_Type_free(&types[0]));
 }
 
+/* Elements at NULL are an error, whatever the call, and are neither read nor written. */
+static void no_buffers(MPI_Comm comm) {
+  int own, value = 5, room = 0, position = 0, count[2] = {1, 1}, place[2] = {0, 0};
+  MPI_Aint at = 0;
+  char packed[64];
+  MPI_Datatype every_other;
+  MPI_Request request;
+  MPI_Comm_rank(comm, &own);
+  CHECK(!MPI_Type_vector(2, 1, 2, MPI_INT, &every_other) && !MPI_Type_commit(&every_other));
+  FAILS(MPI_ERR_BUFFER, MPI_Send(NULL, 1, every_other, own, 0, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Recv(NULL, 1, every_other, own, 0, comm, MPI_STATUS_IGNORE));
+  FAILS(MPI_ERR_BUFFER, MPI_Gatherv(&value, 1, MPI_INT, NULL, count, place, MPI_INT, own, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Gatherv(NULL, 1, MPI_INT, &room, count, place, MPI_INT, own, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Scatterv(NULL, count, place, MPI_INT, &room, 1, MPI_INT, own, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Allgatherv(&value, 1, MPI_INT, NULL, count, place, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Alltoallv(NULL, count, place, MPI_INT, &room, count, place, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Ialltoall(&value, 1, MPI_INT, NULL, 1, MPI_INT, comm, &request));
+  FAILS(MPI_ERR_BUFFER, MPI_Bcast(NULL, 1, every_other, own, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Ibcast(NULL, 1, MPI_INT, own, comm, &request));
+  FAILS(MPI_ERR_BUFFER, MPI_Iallreduce(NULL, &room, 1, MPI_INT, MPI_SUM, comm, &request));
+  FAILS(MPI_ERR_BUFFER, MPI_Iallreduce(&value, NULL, 1, MPI_INT, MPI_SUM, comm, &request));
+  FAILS(MPI_ERR_BUFFER, MPI_Iscan(&value, NULL, 1, MPI_INT, MPI_SUM, comm, &request));
+  FAILS(MPI_ERR_BUFFER, MPI_Pack(NULL, 1, MPI_INT, packed, 64, &position, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Pack(&value, 1, MPI_INT, NULL, 64, &position, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Unpack(NULL, 64, &position, &room, 1, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Unpack(packed, 64, &position, NULL, 1, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Pack_external("external32", NULL, 1, MPI_INT, packed, 64, &at));
+  FAILS(MPI_ERR_BUFFER, MPI_Unpack_external("external32", NULL, 64, &at, &room, 1, MPI_INT));
+  CHECK(position == 0 && at == 0 && room == 0 && !MPI_Type_free(&every_other));
+}
+
+/* Only messages can be cancelled, and a partitioned message not even freed while it is under way. */
+static void requests_in_progress(void) {
+  int sent = 4, received = 0;
+  MPI_Request request, two[2];
+  CHECK(!MPI_Ibarrier(MPI_COMM_SELF, &request));
+  FAILS(MPI_ERR_REQUEST, MPI_Cancel(&request));
+  CHECK(!MPI_Wait(&request, MPI_STATUS_IGNORE));
+  CHECK(!MPI_Psend_init(&sent, 1, 1, MPI_INT, 0, 3, MPI_COMM_SELF, MPI_INFO_NULL, &two[0]));
+  CHECK(!MPI_Precv_init(&received, 1, 1, MPI_INT, 0, 3, MPI_COMM_SELF, MPI_INFO_NULL, &two[1]) && !MPI_Startall(2, two));
+  for (int at = 0; at < 2; at++) {
+    FAILS(MPI_ERR_REQUEST, MPI_Cancel(&two[at]));
+    FAILS(MPI_ERR_REQUEST, MPI_Request_free(&two[at]));
+    CHECK(two[at] != MPI_REQUEST_NULL);
+  }
+  CHECK(!MPI_Pready(0, two[0]) && !MPI_Waitall(2, two, MPI_STATUSES_IGNORE) && received == 4);
+  CHECK(!MPI_Request_free(&two[0]) && !MPI_Request_free(&two[1]));
+}
+
+/* A program that writes to the value of a predefined attribute changes nothing. */
+static void written_attributes(void) {
+  int keys[] = {MPI_TAG_UB, MPI_IO, MPI_HOST, MPI_WTIME_IS_GLOBAL, MPI_APPNUM}, flag;
+  for (int key = 0; key < 5; key++) {
+    int *value = NULL;
+    CHECK(!MPI_Comm_get_attr(MPI_COMM_WORLD, keys[key], &value, &flag) && flag);
+    int was = *value;
+    *value = 12345;
+    CHECK(!MPI_Comm_get_attr(MPI_COMM_WORLD, keys[key], &value, &flag) && flag && *value == was);
+  }
+}
+
+/* A hint under another key does not guide a split. */
+static void split_by_other_key(void) {
+  MPI_Comm comm;
+  MPI_Info info;
+  CHECK(!MPI_Info_create(&info) && !MPI_Info_set(info, "bogus_key", "mpi_shared_memory"));
+  CHECK(!MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_HW_GUIDED, 0, info, &comm) && comm == MPI_COMM_NULL);
+  CHECK(!MPI_Info_set(info, "mpi_hw_resource_type", "mpi_shared_memory"));
+  CHECK(!MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_HW_GUIDED, 0, info, &comm) && comm != MPI_COMM_NULL);
+  CHECK(!MPI_Comm_free(&comm) && !MPI_Info_free(&info));
+}
+
 int main(int argc, char **argv) {
   int flag, value = 0, class, length;
   char text[MPI_MAX_ERROR_STRING + 1];
@@ -163,6 +235,8 @@ int main(int argc, char **argv) {
   FAILS(MPI_ERR_WIN, MPI_Win_fence(0, MPI_WIN_NULL));
   aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF);
   aliases_of_no_neighbor(MPI_COMM_WORLD), aliases_of_no_neighbor(MPI_COMM_SELF), null_handles();
+  no_buffers(MPI_COMM_WORLD), no_buffers(MPI_COMM_SELF);
+  requests_in_progress(), written_attributes(), split_by_other_key();
   MPI_Status several[2];
   FAILS(MPI_ERR_ARG, MPI_Waitall(-1, &request, several));
   MPI_Info info;

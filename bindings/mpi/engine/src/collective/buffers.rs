@@ -59,6 +59,14 @@ impl Buffer {
         self.at as *mut u8
     }
 
+    /// Fails if the program has given no buffer.
+    ///
+    /// # Errors
+    /// [`Class::Buffer`] for NULL.
+    pub fn check(&self) -> Outcome {
+        self.of.check_address(self.address().cast_const().cast(), self.count)
+    }
+
     /// Returns the address of the lowest byte of the first element; `None` if there is no data.
     fn first_byte(&self) -> Option<usize> {
         (self.bytes() > 0).then(|| self.at.wrapping_add(self.of.true_lower as usize))
@@ -158,16 +166,25 @@ pub fn aliased() -> Outcome {
 /// The most pairs of buffers that [`apart`] compares one by one, without a sorted list.
 const FEW_PAIRS: usize = 64;
 
-/// Checks that no data to send begins where received data begins. Buffers may have the same address if their types select different bytes.
+/// Checks that no data to send begins where received data begins, and that no buffer is NULL. Buffers may have the same address if their
+/// types select different bytes.
 ///
 /// # Errors
-/// As [`aliased`].
+/// As [`aliased`] and [`Buffer::check`].
 pub fn apart<'a>(
     out: impl IntoIterator<Item = &'a Buffer>,
     into: impl IntoIterator<Item = &'a Buffer, IntoIter: Clone>,
 ) -> Outcome {
-    let mut out = out.into_iter().filter_map(Buffer::first_byte);
-    let mut into = into.into_iter().filter_map(Buffer::first_byte);
+    let into = into.into_iter();
+    into.clone().try_for_each(Buffer::check)?;
+    let mut given = Ok(());
+    let mut out = out.into_iter().filter_map(|buffer| {
+        if let Err(missing) = buffer.check() {
+            given = Err(missing);
+        }
+        buffer.first_byte()
+    });
+    let mut into = into.filter_map(Buffer::first_byte);
     let most = |(_, most): (usize, Option<usize>)| most.unwrap_or(usize::MAX);
     let (sent, received) = (most(out.size_hint()), most(into.size_hint()));
     let is_alias = if sent.min(received) <= 1 || sent.saturating_mul(received) <= FEW_PAIRS {
@@ -177,7 +194,7 @@ pub fn apart<'a>(
         starts.sort_unstable();
         into.any(|start| starts.binary_search(&start).is_ok())
     };
-    if is_alias { aliased() } else { Ok(()) }
+    if is_alias { aliased() } else { given }
 }
 
 /// Elements in memory that a schedule owns, in the layout of their type, gaps included. Operators work on such memory.

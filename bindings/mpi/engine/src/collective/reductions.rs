@@ -37,12 +37,14 @@ impl Reduction {
         Ok(Self { comm, own, op, user })
     }
 
-    /// Checks that a place for a result of `count` elements is not that of the input.
+    /// Checks the input, and that a place for a result of `count` elements is not that of the input.
     fn check_result(&self, sendbuf: *const c_void, recvbuf: *const c_void, count: usize) -> Outcome {
+        self.own.check()?;
         if count == 0 {
             return Ok(());
         }
         not_in_place(recvbuf)?;
+        self.own.of.check_address(recvbuf, count)?;
         // The types are the same, so data begins at the same byte if the addresses are the same.
         let is_alias = sendbuf == recvbuf && self.own.bytes() > 0 && self.comm.inter.is_none();
         if is_alias { aliased() } else { Ok(()) }

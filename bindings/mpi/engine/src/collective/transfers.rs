@@ -36,6 +36,7 @@ pub unsafe fn bcast(how: How, buf: *mut c_void, n: i64, of: c_int, from: c_int, 
         return inter::broadcast(how, &comm, of_both, || Buffer::new(buf, n, of), from);
     }
     let (buffer, from) = (Buffer::new(buf, n, of)?, root(&comm, from)?);
+    buffer.check()?;
     if how == How::Blocking {
         if comm.size() == 1 {
             return Ok(());

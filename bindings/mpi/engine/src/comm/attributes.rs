@@ -12,26 +12,20 @@ use crate::info::Pairs;
 
 /// Returns the value of a predefined attribute: an address, or `Some(None)` if it is not set. `None` for all other keyvals.
 pub(crate) fn predefined_attribute(_: &Arc<Comm>, keyval: c_int) -> Outcome<Option<Option<usize>>> {
-    static TAG_UB_VALUE: c_int = TAG_MAX;
-    static ANY_PROCESS: c_int = ANY_SOURCE;
-    static NO_HOST: c_int = PROC_NULL;
-    static NOT_GLOBAL: c_int = 0;
-    static FIRST_APP: c_int = 0;
-    static LAST_CODE: AtomicI32 = AtomicI32::new(0);
-    let address = |value: &'static c_int| Some(Some(&raw const *value as usize));
-    Ok(match keyval {
-        TAG_UB => address(&TAG_UB_VALUE),
-        IO => address(&ANY_PROCESS),
-        HOST => address(&NO_HOST),
-        WTIME_IS_GLOBAL => address(&NOT_GLOBAL),
-        APPNUM => address(&FIRST_APP),
-        LASTUSEDCODE => {
-            LAST_CODE.store(crate::flavor::code_out(error::last_used()), Ordering::Relaxed);
-            Some(Some(LAST_CODE.as_ptr() as usize))
-        }
-        UNIVERSE_SIZE => Some(None),
-        _ => None,
-    })
+    // A program may write to the values, though it must not: that changes neither the limits nor what the next call returns.
+    static VALUES: [AtomicI32; 6] = [const { AtomicI32::new(0) }; 6];
+    let (at, value) = match keyval {
+        TAG_UB => (0, TAG_MAX),
+        IO => (1, ANY_SOURCE),
+        HOST => (2, PROC_NULL),
+        WTIME_IS_GLOBAL => (3, 0),
+        APPNUM => (4, 0),
+        LASTUSEDCODE => (5, crate::flavor::code_out(error::last_used())),
+        UNIVERSE_SIZE => return Ok(Some(None)),
+        _ => return Ok(None),
+    };
+    VALUES[at].store(value, Ordering::Relaxed);
+    Ok(Some(Some(VALUES[at].as_ptr() as usize)))
 }
 
 impl Comm {

@@ -485,7 +485,9 @@ pub unsafe fn comm_split_type(comm: c_int, kind: c_int, key: c_int, info: c_int,
     let color = match kind {
         COMM_TYPE_SHARED => Some(host),
         COMM_TYPE_HW_GUIDED | COMM_TYPE_RESOURCE_GUIDED => {
-            let shared = hints.iter().any(|(_, value)| value == "mpi_shared_memory");
+            let shared = hints
+                .iter()
+                .any(|(key, value)| key == "mpi_hw_resource_type" && value == "mpi_shared_memory");
             shared.then_some(host)
         }
         COMM_TYPE_HW_UNGUIDED | UNDEFINED => None,

@@ -21,6 +21,14 @@ unsafe fn room(position: *const i64, size: i64, needed: usize) -> Outcome<usize>
     }
 }
 
+/// Fails if elements, or the place of their packed form, are NULL.
+fn given(of: &Type, (at, n): (*const c_void, usize), packed: *const c_void) -> Outcome {
+    if packed.is_null() && n > 0 && of.size() > 0 {
+        return fail(Class::Buffer, "the buffer of packed data is NULL");
+    }
+    of.check_address(at, n)
+}
+
 pub unsafe fn pack(
     from: *const c_void,
     n: i64,
@@ -37,6 +45,7 @@ pub unsafe fn pack(
     // SAFETY: the caller's promise: `n` elements at `from`, and `size` bytes at `into`, which `room` checks.
     unsafe {
         let at = room(position, size, len)?;
+        given(&of, (from, n), into)?;
         of.pack_to(from.cast(), n, into.cast::<u8>().wrapping_add(at));
         *position += len as i64;
     }
@@ -59,6 +68,7 @@ pub unsafe fn unpack(
     // SAFETY: the caller's promise.
     unsafe {
         let at = room(position, size, len)?;
+        given(&of, (into, n), from)?;
         if len > 0 {
             let bytes = std::slice::from_raw_parts(from.cast::<u8>().wrapping_add(at), len);
             of.unpack(bytes, into.cast(), n);
@@ -166,6 +176,7 @@ pub unsafe fn pack_external(
     // SAFETY: the caller's promise: `n` elements at `from`, and `size` bytes at `into`, which `room` checks.
     unsafe {
         let at = room(position, size, n * external_size(&of)?)?;
+        given(&of, (from, n), into)?;
         for element in 0..n {
             let base = from.cast::<u8>().wrapping_offset((element as i64 * of.extent) as isize);
             for part in of.parts()?.iter() {
@@ -200,6 +211,7 @@ pub unsafe fn unpack_external(
     // SAFETY: the caller's promise: `n` elements at `into`, and `size` bytes at `from`, which `room` checks.
     unsafe {
         let at = room(position, size, len)?;
+        given(&of, (into, n), from)?;
         let mut next = from.cast::<u8>().wrapping_add(at);
         for element in 0..n {
             let base = into.cast::<u8>().wrapping_offset((element as i64 * of.extent) as isize);

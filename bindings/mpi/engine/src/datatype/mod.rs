@@ -10,7 +10,7 @@ mod layout;
 mod loops;
 mod pack;
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -92,6 +92,17 @@ impl Type {
     #[must_use]
     pub fn is_flat(&self) -> bool {
         self.dense
+    }
+
+    /// Fails for NULL as the address of `count` elements. Data of types with absolute addresses begins elsewhere.
+    ///
+    /// # Errors
+    /// [`Class::Buffer`].
+    pub fn check_address(&self, at: *const c_void, count: usize) -> Outcome {
+        if at.is_null() && count > 0 && self.size > 0 && self.true_lower == 0 {
+            return fail(Class::Buffer, format!("the buffer of {count} elements is NULL"));
+        }
+        Ok(())
     }
 
     /// Returns the basic type if this is a predefined type of single values.

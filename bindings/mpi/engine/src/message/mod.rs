@@ -99,9 +99,7 @@ impl Place {
         let is_typeless = count == 0 && of == DATATYPE_NULL;
         let of = datatype::held(if is_typeless { BYTE } else { of })?;
         let tag = tag(number, recv)?;
-        if at.is_null() && count > 0 && of.is_flat() && of.size() > 0 && of.true_lower == 0 {
-            return fail(Class::Buffer, format!("the buffer of {count} elements is NULL"));
-        }
+        of.check_address(at, count)?;
         Ok(Self { comm, at: at as usize, count, of, peer, tag })
     }
 

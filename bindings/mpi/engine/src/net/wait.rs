@@ -29,7 +29,7 @@ const LOOKS: u32 = 16;
 const LAST_TIME: Duration = Duration::from_secs(1);
 /// The time between two checks whether the job has failed, in a program that polls.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Sleeps between two checks whether the job has failed.
+/// Sleeps between two checks whether the job has failed, or the wait has reached its limit.
 const NAPS_PER_LOOK: u32 = 200;
 
 /// The largest number of looks between two readings of the clock.
@@ -216,7 +216,7 @@ fn drive<S, T>(
     if let Some(noticed) = CONTENTION.get() {
         pacer.contention = noticed;
     }
-    let (mut limit, mut naps) = (NAP, 0_u32);
+    let (mut limit, mut naps, mut began) = (NAP, 0_u32, None);
     loop {
         let (moved, found) = step(state);
         if let Some(found) = found {
@@ -230,6 +230,7 @@ fn drive<S, T>(
         }
         if wants_sleep(&mut pacer) {
             SLEEPS.fetch_add(1, Ordering::Relaxed);
+            let began = *began.get_or_insert_with(Instant::now);
             if rest::until_news(limit, |net| settle(state, net)) {
                 pacer.moved();
             }
@@ -237,6 +238,7 @@ fn drive<S, T>(
             naps += 1;
             if naps.is_multiple_of(NAPS_PER_LOOK) {
                 world::check_job()?;
+                world::check_time(began)?;
             }
         }
     }

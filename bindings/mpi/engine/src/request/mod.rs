@@ -419,6 +419,14 @@ pub unsafe fn request_free(handle: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         let request = lookup(*handle)?;
+        if let Some(Active::Partitioned(partitioned)) = request.active()
+            && !partitioned.is_over()
+        {
+            return fail(
+                Class::Request,
+                "a partitioned message cannot be freed while it is under way: wait for it first",
+            );
+        }
         let freed = std::mem::replace(&mut *handle, REQUEST_NULL);
         if let Some(Active::General(general)) = request.active() {
             if general.ended.fetch_or(FREED, Ordering::AcqRel) & COMPLETE == 0 {
@@ -467,6 +475,10 @@ pub unsafe fn cancel(handle: *mut c_int) -> Outcome {
             Ok(())
         }
         Some(Active::General(general)) => general.cancelled(),
+        Some(Active::Collective(_) | Active::Partitioned(_) | Active::Window(_)) => fail(
+            Class::Request,
+            "only messages and generalized requests can be cancelled, not this operation",
+        ),
         // All other operations go on, which the standard permits.
         _ => Ok(()),
     }
