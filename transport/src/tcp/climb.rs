@@ -24,7 +24,7 @@ const MISSES: u32 = 2;
 const REST_LEAST: Duration = Duration::from_secs(10);
 const REST_MOST: Duration = Duration::from_secs(320);
 
-/// What the paced connections have carried since they were made.
+/// Traffic of the paced connections since they were made.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Carried {
     pub(super) bytes: u64,

@@ -135,10 +135,7 @@ impl TcpEndpoint {
         })?;
         let host = Host::here(instance);
         let (local, lack) = with_lacks(local, &options);
-        // Without a list, nothing can be chosen from it.
-        let list = options.interfaces.as_deref().filter(|_| local.is_listed);
-        let admitted = interfaces::chosen(local.up, list, options.family)
-            .map_err(|detail| Error::new(ErrorKind::System, NAME, None, detail))?;
+        let admitted = admitted(&local, &options)?;
         let listens = |at: SocketAddr| at.ip().is_unspecified() || admitted.iter().any(|i| i.ip == at.ip());
         let acceptor = Acceptor::open(&options, instance, listens).map_err(system("listening"))?;
         let at = acceptor.at().map_err(system("listening"))?;
@@ -564,6 +561,14 @@ fn with_lacks(local: io::Result<Local>, options: &TcpOptions) -> (Local, Option<
     };
     lacks.extend(socket::refused(options));
     (local, (!lacks.is_empty()).then(|| lacks.join("; ")))
+}
+
+/// Returns the interfaces that the options admit.
+fn admitted(local: &Local, options: &TcpOptions) -> Result<Vec<Interface>, Error> {
+    // Without a list, nothing can be chosen from it.
+    let list = options.interfaces.as_deref().filter(|_| local.is_listed);
+    interfaces::chosen(local.up.clone(), list, options.family)
+        .map_err(|detail| Error::new(ErrorKind::System, NAME, None, detail))
 }
 
 fn too_long(peer: u32) -> Error {
