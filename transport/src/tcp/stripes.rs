@@ -278,6 +278,8 @@ impl Bundle {
         (out.head_len, out.head_sent) = (HEADER_BYTES, 0);
         for strand in &mut self.strands {
             strand.backlog = 0.0;
+            // The strand of the header may have no part, and its cursor may lie beyond a message that is shorter than the last.
+            strand.out.cursor = Cursor::START;
             if let Some(info) = TcpInfo::of(strand.socket.as_ref().unwrap_or(first)) {
                 strand.backlog = info.backlog_bytes() as f64;
                 if let Some(path) = paths.get_mut(strand.path) {

@@ -323,3 +323,28 @@ fn the_end_of_a_message_goes_where_it_is_done_first() {
     assert_eq!(part_len(1000, 0.9, true), 1000);
     assert_eq!(part_len(0, 1.0, true), 0);
 }
+
+#[test]
+fn a_strand_that_carries_only_a_header_forgets_the_longer_message_before() {
+    let [mut near, mut far] = links(2);
+    let (mut work, mut ways, mut events) = (Workspace::new(), paths(2), Vec::new());
+    // Which strand carries the end of the long message depends on its length.
+    let long = (0..8).map(|more| (600_000 + more * 50_000, [1.0, 2.0]));
+    let both = long.flat_map(|long| [long, (STRIPED_BYTES, [1.0, 1e9])]);
+    for (number, (len, rates)) in both.enumerate() {
+        ways.iter_mut().zip(rates).for_each(|(way, rate)| way.rate = rate);
+        let (source, mut target) = (payload(number, len), vec![0_u8; len]);
+        let out = [Piece { ptr: source.as_ptr().cast_mut(), len }];
+        let place = [Piece { ptr: target.as_mut_ptr(), len }];
+        let (token, tag) = (Token(number as u64), 7);
+        near.outbound.queue.push_back(Send::new(token, tag, len, Pieces::new(&out).0));
+        let landing = Landing::Place(Pieces::new(&place).0);
+        far.inbound.queue.push_back(Recv { token, tag, len, landing, conditional: false });
+        while events.len() <= number {
+            let transmitted = near.transmit(&mut ways, &mut work, 1 << 20, |_| ());
+            assert!(!matches!(transmitted, Err(Stop::Closed(_))));
+            far.receive(&mut work, 1 << 20, false, &mut events);
+        }
+        assert!(target == source, "message {number}");
+    }
+}
