@@ -133,8 +133,10 @@ impl<B: 'static> Work<B> {
                 }
                 // Without a helper thread, only this one finds what ends the operation.
                 if self.shared.attendance.is_refused() {
-                    let is_aborted = self.shared.membership.abort_flag().is_raised();
-                    let must_end = is_aborted || is_collective && drive::must_end(&self.shared, &core, id);
+                    let must_end = match is_collective {
+                        true => drive::must_end(&self.shared, &core, id),
+                        false => self.shared.membership.abort_flag().is_raised(),
+                    };
                     unfinished = unfinished.filter(|_| !must_end);
                 }
             }

@@ -45,13 +45,6 @@ pub(crate) struct Limit {
     pub(crate) named: Duration,
 }
 
-impl Limit {
-    /// Returns the rest of the limit after some time.
-    pub(crate) const fn after(self, spent: Duration) -> Self {
-        Self { left: self.left.saturating_sub(spent), ..self }
-    }
-}
-
 impl From<Duration> for Limit {
     fn from(limit: Duration) -> Self {
         Self { left: limit, named: limit }
@@ -124,7 +117,11 @@ mod tests {
         let call = Limit::from(Duration::from_secs(200));
         assert!(limit.within(call).left <= Duration::from_secs(100));
         assert!(limit.within(call).named > Duration::from_secs(90));
-        assert_eq!(limit.within(call.after(Duration::from_secs(150))).named, call.named, "it ends earlier");
+        assert_eq!(
+            limit.within(Limit { left: Duration::from_secs(50), ..call }).named,
+            call.named,
+            "it ends earlier"
+        );
         // A moment in the past, even before the limit was made.
         limit.set(Some(limit.since));
         assert_eq!(limit.left(), Some(Duration::ZERO));

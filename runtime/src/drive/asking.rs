@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use super::Suspicion;
 use super::fail::{fail, poison};
 use crate::call::Waited;
 use crate::communicator::{Core, Shared};
 use crate::control::Status;
 use crate::error::Result;
-use crate::failure::{Carrier, Judgement, judge};
+use crate::failure::{Carrier, Judgement, Suspicion, judge};
 
 /// Longest wait for an answer. A control thread answers within a millisecond unless its process is stopped or its host
 /// swaps.
@@ -60,11 +59,11 @@ pub(super) fn examine(
     waited: Waited,
     needs: Awaits,
     awaited: impl Fn(&Core) -> Vec<u32>,
-    suspected: bool,
-) -> Result<Suspicion> {
+    suspected: Option<Suspicion>,
+) -> Result<Option<Suspicion>> {
     let peers = awaited(&shared.core());
     if peers.is_empty() {
-        return Ok(Suspicion::None);
+        return Ok(None);
     }
     let mut answers = ask(shared, &peers, ANSWER_MAX);
     // Meanwhile another thread may have ended the operation.
@@ -79,9 +78,8 @@ pub(super) fn examine(
     let own = |sequence| shared.core().calls.recorder.find(sequence);
     let call = (needs != Awaits::Polled).then_some(waited);
     match judge(&answers, own, call, departed, suspected) {
-        Judgement::Nothing => Ok(Suspicion::None),
-        Judgement::HasLeft => Ok(Suspicion::HasLeft),
-        Judgement::HasFinished => Ok(Suspicion::HasFinished),
+        Judgement::Nothing => Ok(None),
+        Judgement::Suspects(suspicion) => Ok(Some(suspicion)),
         Judgement::Over(cause) => {
             // A rank that fails says why before it leaves; its word is the cause then.
             if !shared.membership.abort_flag().is_raised() {

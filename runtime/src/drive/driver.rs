@@ -9,16 +9,15 @@ use kolo_transport::{Armed, ParkBy, StageMismatch};
 
 use super::asking::{self, Awaits};
 use super::{
-    End, News, Patience, Step, Suspicion, Ticket, Waiter, fail, orphans, time_out, timed_out, until,
-    wake_tasks,
+    End, News, Patience, Step, Ticket, Waiter, fail, orphans, time_out, timed_out, until, wake_tasks,
 };
 use crate::affinity::{GAP_MAX, SoftAffinity};
 use crate::call::Waited;
 use crate::cancel::Whole;
-use crate::communicator::{Attended, Core, CoreGuard, Limit, Shared};
+use crate::communicator::{Attended, Core, CoreGuard, Shared};
 use crate::engine::{Id, Route};
 use crate::error::{Error, Result};
-use crate::failure::is_loss;
+use crate::failure::{Suspicion, is_loss};
 use crate::wait::{self, Next, Pacer};
 
 /// A call of fewer bytes is over once all ranks on a processor have run a few times for some microseconds.
@@ -27,8 +26,8 @@ const SHORT_BYTES: usize = 64 << 10;
 /// Pause between two polls of copies that send no notification: about the duration of a segment's copy.
 const COPY_NAP: Duration = Duration::from_micros(50);
 
-/// Time after which a peer that shares memory and has finished a call has sent everything in it. Its first message to
-/// this rank may have to wait until it calls Kolo again.
+/// Time after which everything has arrived from a peer that shares memory and has finished a call. It reports a message
+/// done only once this rank can read it, so this covers no more than a busy host.
 const COUNTS_GRACE: Duration = Duration::from_secs(3);
 
 /// A goal to which a thread drives the engine.
@@ -85,13 +84,13 @@ pub(crate) fn wait_for<'a>(
     core: CoreGuard<'a>,
     id: Id,
     waited: Waited,
-    limit: impl Into<Limit>,
+    limit: Duration,
 ) -> Result<CoreGuard<'a>> {
     if core.engine.is_done(id) {
         return Ok(core);
     }
     let _attended = Attended::new(&shared.attendance);
-    drive(shared, core, Operation(id), waited, patience(shared, limit))
+    drive(shared, core, Operation(id), waited, &mut patience(shared, limit))
 }
 
 /// Drives until all of these operations are done, within one limit, and calls `over` for each.
@@ -102,15 +101,14 @@ pub(crate) fn wait_for_all<'a>(
     limit: Duration,
     mut over: impl FnMut(&mut Core, Id),
 ) -> Result<CoreGuard<'a>> {
-    let (limit, mut began) = (Limit::from(limit), None);
-    let mut tickets = tickets.into_iter().peekable();
-    while let Some(Ticket { id, waited }) = tickets.next() {
+    let mut before: Option<Patience> = None;
+    for Ticket { id, waited } in tickets {
         if !core.engine.is_done(id) {
-            let left = began.map_or(limit, |began: Instant| limit.after(began.elapsed()));
-            if tickets.peek().is_some() {
-                began.get_or_insert_with(Instant::now);
-            }
-            core = wait_for(shared, core, id, waited, left)?;
+            let _attended = Attended::new(&shared.attendance);
+            let again = |before: Patience| before.again(Pacer::new(shared.policy));
+            let mut patience = before.map_or_else(|| patience(shared, limit), again);
+            core = drive(shared, core, Operation(id), waited, &mut patience)?;
+            before = Some(patience);
         }
         over(&mut core, id);
     }
@@ -118,14 +116,14 @@ pub(crate) fn wait_for_all<'a>(
 }
 
 /// Returns the patience of a thread that waits for a call with this limit, or until the limit for several calls.
-pub(super) fn patience(shared: &Shared, limit: impl Into<Limit>) -> Patience {
+pub(super) fn patience(shared: &Shared, limit: Duration) -> Patience {
     Patience::new(shared.time_limit.within(limit.into()), Pacer::new(shared.policy))
 }
 
 /// Asks the peers for which operation `id` waits, as a wait does that has suspected one of them for long enough.
 #[cfg(test)]
 pub(crate) fn ask_for<'a>(shared: &'a Shared, core: CoreGuard<'a>, id: Id, waited: Waited) -> Result<()> {
-    Driver::new(shared, core, Operation(id), waited).ask(true).map(|_| ())
+    Driver::new(shared, core, Operation(id), waited).ask(Some(Suspicion::HasLeft)).map(|_| ())
 }
 
 /// An operation that the engine knows.
@@ -172,13 +170,13 @@ pub(super) fn drive<'a, G: Goal>(
     core: CoreGuard<'a>,
     goal: G,
     waited: Waited,
-    mut patience: Patience,
+    patience: &mut Patience,
 ) -> Result<CoreGuard<'a>> {
     let is_short = is_short(waited);
     let contention = core.place.contention.of(is_short, Instant::now);
     let mut driver = Driver::new(shared, core, goal, waited);
     patience.pacer().contention = contention;
-    until(&mut driver, &mut patience)?;
+    until(&mut driver, patience)?;
     let mut core = driver.core();
     let contention = patience.pacer().contention;
     core.place.contention.keep(is_short, contention);
@@ -203,8 +201,6 @@ struct Driver<'a, G> {
     shows_wait: bool,
     /// Whether the last question has found that a rank has left which only a polled collective needs.
     suspects_polled: bool,
-    /// Whether the last question has found that a peer has finished this call, whose counts may differ.
-    suspects_counts: bool,
 }
 
 impl<'a, G: Goal> Driver<'a, G> {
@@ -219,7 +215,6 @@ impl<'a, G: Goal> Driver<'a, G> {
             has_asked: false,
             shows_wait: false,
             suspects_polled: false,
-            suspects_counts: false,
         }
     }
 
@@ -342,7 +337,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         Ok(())
     }
 
-    fn ask(&mut self, suspected: bool) -> Result<Suspicion> {
+    fn ask(&mut self, suspected: Option<Suspicion>) -> Result<Option<Suspicion>> {
         self.has_asked = true;
         self.show_wait();
         let core = self.core();
@@ -353,34 +348,33 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         let suspects_polled = std::mem::take(&mut self.suspects_polled);
         let is_over = |core: &Core| goal.operation().is_some_and(|id| core.engine.is_done(id));
         let own = |core: &Core| if is_over(core) { Vec::new() } else { goal.waiting_for(core) };
-        let found = asking::examine(shared, waited, needs, own, suspected && !suspects_polled)?;
-        self.suspects_counts = found == Suspicion::HasFinished;
-        if found != Suspicion::None {
+        let found = asking::examine(shared, waited, needs, own, suspected.filter(|_| !suspects_polled))?;
+        if found.is_some() {
             return Ok(found);
         }
         // No thread waits for the collectives that the program polls.
-        let suspected = suspected && suspects_polled;
+        let suspected = suspected.filter(|_| suspects_polled);
         let found = asking::examine(shared, waited, Awaits::Polled, Core::polled_wait_for, suspected)?;
-        self.suspects_polled = found == Suspicion::HasLeft;
+        self.suspects_polled = found.is_some();
         Ok(found)
     }
 
     /// The peer's word over the control plane overtakes bytes that are sent again after a packet loss. The end of
     /// its connection comes behind these bytes. A network that is broken for good never reports that end, so it is
     /// waited for only up to a limit.
-    fn is_outrun(&mut self, left_for: Duration) -> bool {
+    fn is_outrun(&mut self, suspicion: Suspicion, for_so_long: Duration) -> bool {
         let core = self.core();
         let shared = self.shared;
-        if self.suspects_counts {
+        if suspicion == Suspicion::HasFinished {
             let peers = self.goal.waiting_for(&core);
             let share_memory = |peer: &u32| shared.group.route(*peer).is_some_and(Route::shares_memory);
             let limit =
                 if peers.iter().all(share_memory) { COUNTS_GRACE } else { shared.world.control.dead_after() };
             self.core = Some(core);
-            return left_for < limit;
+            return for_so_long < limit;
         }
         let peers = if self.suspects_polled { core.polled_wait_for() } else { self.goal.waiting_for(&core) };
-        let is_outrun = left_for < shared.world.control.dead_after()
+        let is_outrun = for_so_long < shared.world.control.dead_after()
             && peers
                 .iter()
                 .any(|peer| core.engine.links().is_hearing(*peer) && shared.membership.departed(*peer));

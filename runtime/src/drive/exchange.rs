@@ -29,8 +29,6 @@ pub(super) unsafe fn run_exchange<'a>(
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
     let combine = begun.combine(shared, call)?;
-    let lent = Lent::new(shared);
-    // Dropped before the guard, which needs it.
     let mut core = core;
     let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
     let mut visit =
@@ -38,34 +36,44 @@ pub(super) unsafe fn run_exchange<'a>(
     if visit.cursor.may_lend() {
         // All of it runs inside `lend`, which takes the buffers back after a panic.
         visit.has_just_looked = false;
-        lent.take_back();
         return watched(shared, core, visit, begun.waited(call), limit);
     }
+    let (core, outcome) = poll_first(shared, core, &mut visit);
+    match outcome {
+        Ok(true) => Ok(core),
+        Ok(false) => watched(shared, core, visit, begun.waited(call), limit),
+        Err(fault) => {
+            drop(core);
+            Err(fault.error(shared, begun.waited(call)))
+        }
+    }
+}
+
+/// Polls a call for about a microsecond. A panic has the consequences that it has in `lend`; nothing here can unwind once
+/// the guard has ended, so the guard costs nothing.
+#[inline(always)]
+fn poll_first<'a>(
+    shared: &'a Shared,
+    core: CoreGuard<'a>,
+    visit: &mut Visit<'_>,
+) -> (CoreGuard<'a>, Result<bool, Fault>) {
+    let lent = Lent::new(shared);
+    // Dropped before the guard, which needs it.
+    let mut core = core;
     let mut polls = if shared.policy.spin.is_zero() { 0 } else { POLLS_FIRST };
     #[cfg(test)]
     super::injected::first_poll();
-    loop {
+    let outcome = loop {
         match visit.advance(&mut core) {
-            Ok(true) => {
-                lent.take_back();
-                return Ok(core);
-            }
-            Ok(false) => {}
-            Err(fault) => {
-                lent.take_back();
-                drop(core);
-                return Err(fault.error(shared, begun.waited(call)));
-            }
-        }
-        if polls == 0 || shared.is_wanted() || core.engine.outstanding() > 0 {
-            break;
+            Ok(false) if polls > 0 && !shared.is_wanted() && core.engine.outstanding() == 0 => {}
+            outcome => break outcome,
         }
         polls -= 1;
         // No more often than this: each poll takes the cache line from the rank that is about to write it.
         wait::spin();
-    }
+    };
     lent.take_back();
-    watched(shared, core, visit, begun.waited(call), limit)
+    (core, outcome)
 }
 
 /// Goes on with a call that takes longer, or beside which other work is outstanding.
@@ -79,7 +87,7 @@ fn watched<'a>(
 ) -> Result<CoreGuard<'a>> {
     lend(shared, move || {
         let _attended = Attended::new(&shared.attendance);
-        drive(shared, core, visit, waited, patience(shared, limit))
+        drive(shared, core, visit, waited, &mut patience(shared, limit))
     })
 }
 

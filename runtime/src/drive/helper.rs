@@ -62,7 +62,7 @@ pub(crate) fn ends_unhelped(shared: &Shared, id: Id) -> bool {
         return false;
     }
     let core = shared.core();
-    if must_end(shared, &core, id) || core.engine.is_done(id) {
+    if core.engine.is_done(id) || must_end(shared, &core, id) {
         return true;
     }
     let Some((late, waited, limit)) = core.awaited.overdue() else { return false };
@@ -72,14 +72,11 @@ pub(crate) fn ends_unhelped(shared: &Shared, id: Id) -> bool {
     true
 }
 
-/// Returns whether something has happened that ends operations, or this one: a failure, an abort, or the departure of a
-/// rank that it needs.
+/// Returns whether something has happened that ends operations, or this one, which is not done: a failure, an abort, or
+/// the departure of a rank that it needs.
 pub(crate) fn must_end(shared: &Shared, core: &Core, id: Id) -> bool {
     if shared.membership.abort_flag().is_raised() || core.engine.failure().is_some() {
         return true;
-    }
-    if core.engine.is_done(id) {
-        return false;
     }
     let (peers, has_left) = (core.waiting_for(id), |peer: &u32| shared.membership.departed(*peer));
     let is_enough = core.engine.is_from_any(id);
@@ -130,10 +127,10 @@ fn help(shared: &Shared) {
 /// Drives until another thread does, or until nothing is left. Returns false after a failure, which the waiting thread
 /// will find out.
 fn drive_unattended(shared: &Shared) -> bool {
-    let patience = Patience::new(Duration::MAX.into(), Pacer::beside_computation(shared.policy));
+    let mut patience = Patience::new(Duration::MAX.into(), Pacer::beside_computation(shared.policy));
     let core = shared.core();
     let (first, waited) = core.awaited.first().unzip();
-    let driven = drive(shared, core, Help { shared, first }, waited.unwrap_or(HELPING), patience);
+    let driven = drive(shared, core, Help { shared, first }, waited.unwrap_or(HELPING), &mut patience);
     let Ok(core) = driven else { return false };
     if core.engine.failure().is_some() {
         drop(core);

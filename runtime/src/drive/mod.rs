@@ -36,6 +36,7 @@ pub(crate) use patience::Patience;
 pub(crate) use run::{Ticket, run, run_within, start, start_and_wait};
 pub(crate) use timed_out::time_out;
 
+use crate::failure::Suspicion;
 use crate::wait::{Next, Pacer};
 
 /// Result of one step towards a goal.
@@ -78,16 +79,6 @@ pub(crate) enum End {
     Deadline(Duration),
 }
 
-/// Result of asking the peers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Suspicion {
-    None,
-    /// An awaited peer has left.
-    HasLeft,
-    /// An awaited peer has finished the call in which it is awaited.
-    HasFinished,
-}
-
 /// Surroundings of a waiting thread: the work that it advances, the news that it hears, the peers that it asks, and its
 /// rest.
 pub(crate) trait Waiter {
@@ -115,14 +106,15 @@ pub(crate) trait Waiter {
         Ok(())
     }
 
-    /// Asks the awaited peers what they do. Called when nothing has moved for some time. If one of them has left, or has
-    /// finished the call, that is only a suspicion at first, since data sent before may still arrive.
-    fn ask(&mut self, _suspected: bool) -> Result<Suspicion, Self::Error> {
-        Ok(Suspicion::None)
+    /// Asks the awaited peers what they do. Called when nothing has moved for some time. A reason to expect nothing more
+    /// is only a suspicion at first, since data sent before may still arrive. It is believed if it is found again when it
+    /// was `suspected` for long enough.
+    fn ask(&mut self, _suspected: Option<Suspicion>) -> Result<Option<Suspicion>, Self::Error> {
+        Ok(None)
     }
 
-    /// Returns whether data from an awaited peer may still arrive although the peer has been suspected for `left_for`.
-    fn is_outrun(&mut self, _left_for: Duration) -> bool {
+    /// Returns whether data from an awaited peer may still arrive although there has been this suspicion `for_so_long`.
+    fn is_outrun(&mut self, _suspicion: Suspicion, _for_so_long: Duration) -> bool {
         false
     }
 }

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::{End, News, Suspicion, Waiter};
+use super::{End, News, Waiter};
 use crate::communicator::Limit;
+use crate::failure::Suspicion;
 use crate::wait::{Next, Pacer};
 
 /// Duration of a stall before the peers are asked what they are doing.
@@ -42,8 +43,8 @@ pub(crate) struct Patience {
     /// How long nothing has moved, as counted for the graces.
     waited: Duration,
     asked_at: Option<Instant>,
-    /// When an awaited peer was first found to have left, or to have finished.
-    suspected_at: Option<Instant>,
+    /// What was found when the peers were asked, and when it was found first.
+    suspected: Option<(Suspicion, Instant)>,
     /// News of the last check. A later step has seen all data that came before them.
     heard: Option<News>,
     /// Steps since the last check of deadline and abort flag.
@@ -61,10 +62,15 @@ impl Patience {
             checked_at: None,
             waited: Duration::ZERO,
             asked_at: None,
-            suspected_at: None,
+            suspected: None,
             heard: None,
             turns: 0,
         }
+    }
+
+    /// Starts the next one of several waits, within what is left of the limit.
+    pub(super) fn again(self, pacer: Pacer) -> Self {
+        Self { started: self.started, ..Self::new(self.limit, pacer) }
     }
 
     pub(super) const fn pacer(&mut self) -> &mut Pacer {
@@ -76,7 +82,7 @@ impl Patience {
         self.turns += 1;
         let mut next = if moved {
             self.moved();
-            self.suspected_at = None;
+            self.suspected = None;
             Next::Poll
         } else {
             self.pacer.idle(now)
@@ -138,17 +144,19 @@ impl Patience {
         if idle >= STALL {
             waiter.look_for_peers()?;
         }
-        let suspected_at = self.suspected_at.filter(|at| !waiter.is_outrun(since(*at)));
-        let is_due = match suspected_at {
-            // Messages that the peer sent before it left have had their time.
-            Some(at) => since(at) >= LOSS_GRACE,
+        let suspected = self.suspected.filter(|(what, at)| !waiter.is_outrun(*what, since(*at)));
+        let is_due = match suspected {
+            // Messages that the peer sent before have had their time.
+            Some((_, at)) => since(at) >= LOSS_GRACE,
             None => idle >= STALL && self.asked_at.is_none_or(|at| since(at) >= ASK_AGAIN),
         };
         if is_due {
             self.asked_at = Some(now);
-            let found = waiter.ask(suspected_at.is_some())?;
-            let first = self.suspected_at.unwrap_or_else(|| waiter.now());
-            self.suspected_at = (found != Suspicion::None).then_some(first);
+            let found = waiter.ask(suspected.map(|(what, _)| what))?;
+            self.suspected = found.map(|what| match self.suspected {
+                Some((before, at)) if before == what => (what, at),
+                _ => (what, waiter.now()),
+            });
         }
         Ok(if is_over { Next::Check } else { next })
     }

@@ -41,7 +41,7 @@ pub(super) unsafe fn run_symmetric<'a>(
         let mut is_declined = false;
         let reaching = Reaching { running, is_declined: &mut is_declined };
         let _attended = Attended::new(&shared.attendance);
-        let core = drive(shared, core, reaching, begun.waited(call), patience(shared, limit))?;
+        let core = drive(shared, core, reaching, begun.waited(call), &mut patience(shared, limit))?;
         Ok((core, !is_declined))
     })
 }

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use super::patience::{
     ASK_AGAIN, BETWEEN_CHECKS_MAX, HOPELESS_GRACE, LIVING_GRACE, LOSS_GRACE, STALL, TURNS_PER_CHECK,
 };
-use super::{End, News, Patience, Step, Suspicion, Waiter, until};
+use super::{End, News, Patience, Step, Waiter, until};
+use crate::failure::Suspicion;
 use crate::wait::{Next, Pacer, Policy, SLEEP_MAX};
 
 const MS: Duration = Duration::from_millis(1);
@@ -32,7 +33,7 @@ struct Script {
     steps: u32,
     step: fn(Duration) -> Result<Step, Fails>,
     news: fn(Duration) -> Option<News>,
-    answers: fn(Duration, bool) -> Result<Suspicion, Fails>,
+    answers: fn(Duration, Option<Suspicion>) -> Result<Option<Suspicion>, Fails>,
     is_outrun: fn(Duration) -> bool,
     looks: fn(Duration) -> Result<(), Fails>,
     /// Time for which the thread does not run after a step.
@@ -47,7 +48,7 @@ const QUIET: Script = Script {
     steps: 0,
     step: |_| Ok(Step::Waits { moved: false }),
     news: |_| None,
-    answers: |_, _| Ok(Suspicion::None),
+    answers: |_, _| Ok(None),
     is_outrun: |_| false,
     looks: |_| Ok(()),
     held_up: |_| Duration::ZERO,
@@ -96,13 +97,13 @@ impl Waiter for Script {
         (self.looks)(self.now)
     }
 
-    fn ask(&mut self, suspected: bool) -> Result<Suspicion, Fails> {
-        self.asked.push((self.now, suspected));
+    fn ask(&mut self, suspected: Option<Suspicion>) -> Result<Option<Suspicion>, Fails> {
+        self.asked.push((self.now, suspected.is_some()));
         (self.answers)(self.now, suspected)
     }
 
-    fn is_outrun(&mut self, left_for: Duration) -> bool {
-        (self.is_outrun)(left_for)
+    fn is_outrun(&mut self, _: Suspicion, for_so_long: Duration) -> bool {
+        (self.is_outrun)(for_so_long)
     }
 }
 
@@ -290,8 +291,21 @@ fn what_failed_elsewhere_ends_a_wait() {
     soon_after(script.now, STALL);
 }
 
-fn left(_: Duration, suspected: bool) -> Result<Suspicion, Fails> {
-    if suspected { Err(Fails::Asked) } else { Ok(Suspicion::HasLeft) }
+fn left(_: Duration, suspected: Option<Suspicion>) -> Result<Option<Suspicion>, Fails> {
+    if suspected.is_some() { Err(Fails::Asked) } else { Ok(Some(Suspicion::HasLeft)) }
+}
+
+#[test]
+fn another_suspicion_has_its_own_time() {
+    // The peer has finished the call, and leaves at 280 ms.
+    let answers = |now: Duration, suspected| match now.as_millis() {
+        ..280 => Ok(Some(Suspicion::HasFinished)),
+        _ if suspected == Some(Suspicion::HasLeft) => Err(Fails::Asked),
+        _ => Ok(Some(Suspicion::HasLeft)),
+    };
+    let (result, script) = Script { answers, ..QUIET }.play(LONG);
+    assert_eq!(result, Err(Fails::Asked));
+    soon_after(script.now, STALL + 2 * LOSS_GRACE);
 }
 
 #[test]

@@ -141,39 +141,45 @@ pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) ->
     }
 }
 
+/// Reason to expect nothing more from an awaited peer. Its earlier messages may still arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Suspicion {
+    /// It has left.
+    HasLeft,
+    /// It has finished the call for which this rank waits.
+    HasFinished,
+}
+
 /// Conclusion from the answers of awaited peers.
 #[derive(Debug)]
 pub(crate) enum Judgement {
     Nothing,
-    /// One has left, but its earlier messages may still arrive.
-    HasLeft,
-    /// One has finished the call for which this rank waits, but its messages may still arrive.
-    HasFinished,
+    Suspects(Suspicion),
     Over(Cause),
 }
 
-/// Judges the answers of peers that a rank with these calls waits for, in the call `waited` if it is known. A peer counts
-/// as having left or finished for good once that was `suspected` for some time.
+/// Judges the answers of peers that a rank with these calls waits for, in the call `waited` if it is known. A suspicion
+/// is believed if it is the one that was `suspected` for long enough.
 pub(crate) fn judge(
     answers: &[(u32, Option<Status>)],
     own: impl Fn(u64) -> Option<Summary>,
     waited: Option<Waited>,
     departed: impl Fn(u32) -> bool,
-    suspected: bool,
+    suspected: Option<Suspicion>,
 ) -> Judgement {
-    for (peer, status) in answers {
-        if let Some(cause) = status.as_ref().and_then(|status| first_difference(*peer, status, &own)) {
-            return Judgement::Over(cause);
-        }
-        let finished = status.as_ref().zip(waited).and_then(|(status, waited)| fewer(*peer, status, waited));
-        if let Some(cause) = finished {
-            return if suspected { Judgement::Over(cause) } else { Judgement::HasFinished };
-        }
-        if departed(*peer) {
-            return if suspected { Judgement::Over(has_left(*peer)) } else { Judgement::HasLeft };
-        }
+    let told = || answers.iter().filter_map(|(peer, status)| Some((*peer, status.as_ref()?)));
+    let because = |suspicion, cause| match suspected == Some(suspicion) {
+        true => Judgement::Over(cause),
+        false => Judgement::Suspects(suspicion),
+    };
+    if let Some(cause) = told().find_map(|(peer, status)| first_difference(peer, status, &own)) {
+        return Judgement::Over(cause);
     }
-    Judgement::Nothing
+    if let Some((peer, _)) = answers.iter().find(|(peer, _)| departed(*peer)) {
+        return because(Suspicion::HasLeft, has_left(*peer));
+    }
+    let finished = waited.and_then(|waited| told().find_map(|(peer, status)| fewer(peer, status, waited)));
+    finished.map_or(Judgement::Nothing, |cause| because(Suspicion::HasFinished, cause))
 }
 
 fn has_left(peer: u32) -> Cause {
@@ -186,11 +192,8 @@ fn has_left(peer: u32) -> Cause {
 fn fewer(peer: u32, status: &Status, waited: Waited) -> Option<Cause> {
     let call = waited.summary().filter(|call| call.count.is_none())?;
     let number = waited.sequence;
-    // Started calls end in any order. Blocking calls of several threads may, and a thread that waits long shows that.
-    let is_inside = |operation: &String| operation.starts_with(&format!("#{number} "));
-    let is_earlier = || !call.asynchronous && !status.waits_in.as_ref().is_some_and(is_inside);
-    let is_over = status.finished == number || (status.finished > number && is_earlier());
-    is_over.then(|| Cause::Mismatch {
+    // Calls may end in any order, so a later one that has ended proves nothing.
+    (status.finished == number).then(|| Cause::Mismatch {
         peer,
         theirs: PeerCall::Operation {
             description: format!(

@@ -9,7 +9,8 @@ mod tests;
 
 pub(crate) use cause::Cause;
 pub(crate) use diagnosis::{
-    Carrier, Diagnosis, Evidence, Judgement, Presence, Question, WrongMessage, adopt, diagnose, judge,
+    Carrier, Diagnosis, Evidence, Judgement, Presence, Question, Suspicion, WrongMessage, adopt, diagnose,
+    judge,
 };
 pub(crate) use last_word::LastWord;
 

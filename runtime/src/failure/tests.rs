@@ -1,5 +1,6 @@
 //! Tests of the diagnosis.
 
+use super::Suspicion::{HasFinished, HasLeft};
 use std::sync::Arc;
 
 use kolo_collectives::plan::Collective;
@@ -191,18 +192,19 @@ fn answers_are_judged_peer_by_peer() {
     let judged = |answers: &[_], gone: &[u32], suspected| {
         judge(answers, own, None, |peer| gone.contains(&peer), suspected)
     };
-    assert!(matches!(judged(&[(0, same()), (1, None)], &[], false), Judgement::Nothing));
-    let Judgement::Over(Cause::Mismatch { peer: 1, .. }) = judged(&[(0, same()), (1, other())], &[], false)
+    assert!(matches!(judged(&[(0, same()), (1, None)], &[], None), Judgement::Nothing));
+    let Judgement::Over(Cause::Mismatch { peer: 1, .. }) = judged(&[(0, same()), (1, other())], &[], None)
     else {
         panic!()
     };
-    assert!(matches!(judged(&[(0, same()), (1, None)], &[1], false), Judgement::HasLeft));
-    let Judgement::Over(Cause::PeerLost { peer: 1, .. }) = judged(&[(0, same()), (1, None)], &[1], true)
+    assert!(matches!(judged(&[(0, same()), (1, None)], &[1], None), Judgement::Suspects(HasLeft)));
+    let Judgement::Over(Cause::PeerLost { peer: 1, .. }) =
+        judged(&[(0, same()), (1, None)], &[1], Some(HasLeft))
     else {
         panic!()
     };
     // A call that differs is the cause even if the peer has left.
-    assert!(matches!(judged(&[(1, other())], &[1], false), Judgement::Over(Cause::Mismatch { .. })));
+    assert!(matches!(judged(&[(1, other())], &[1], None), Judgement::Over(Cause::Mismatch { .. })));
 }
 
 /// Call 5 has blocks of unequal length. Only a peer that is surely done with it has nothing more to send.
@@ -210,24 +212,33 @@ fn answers_are_judged_peer_by_peer() {
 fn a_peer_that_has_finished_a_call_in_which_it_is_awaited_has_other_counts() {
     let uneven = Summary { collective: Collective::AllToAll, count: None, op: None, ..sum(0) };
     let started = Summary { asynchronous: true, ..uneven };
-    let at = |finished, waits_in: Option<&str>| {
-        let recent = status(&[(4, sum(4))]);
-        vec![(1, Some(Status { started: 7, finished, waits_in: waits_in.map(str::to_owned), ..recent }))]
+    let at = |finished| (1, Some(Status { started: 7, finished, ..status(&[(4, sum(4))]) }));
+    let judged = |call, answers: &[_], gone: &[u32], suspected| {
+        judge(answers, |_| None, Some(Waited::call(call, 5)), |peer| gone.contains(&peer), suspected)
     };
-    let judged = |call, answers: Vec<_>, suspected| {
-        judge(&answers, |_| None, Some(Waited::call(call, 5)), |_| false, suspected)
-    };
-    assert!(matches!(judged(uneven, at(4, None), true), Judgement::Nothing), "it is inside");
-    assert!(matches!(judged(sum(5), at(5, None), true), Judgement::Nothing), "its counts are known to agree");
-    assert!(matches!(judged(uneven, at(5, None), false), Judgement::HasFinished), "on their way");
-    let Judgement::Over(cause) = judged(uneven, at(5, None), true) else { panic!() };
+    let long = Some(HasFinished);
+    assert!(matches!(judged(uneven, &[at(4)], &[], long), Judgement::Nothing), "it is inside");
+    assert!(
+        matches!(judged(sum(5), &[at(5)], &[], long), Judgement::Nothing),
+        "its counts are known to agree"
+    );
+    assert!(
+        matches!(judged(uneven, &[at(5)], &[], None), Judgement::Suspects(HasFinished)),
+        "blocks may be on their way"
+    );
+    let Judgement::Over(cause) = judged(uneven, &[at(5)], &[], long) else { panic!() };
     assert!(matches!(cause, Cause::Mismatch { peer: 1, sequence: 5, .. }), "{cause}");
     assert!(cause.to_string().contains("all_to_all_v(f32) with other counts"), "{cause}");
-    assert!(matches!(judged(started, at(5, None), true), Judgement::Over(_)));
+    assert!(matches!(judged(started, &[at(5)], &[], long), Judgement::Over(_)));
     // Later calls may be over before it.
-    assert!(matches!(judged(uneven, at(7, None), true), Judgement::Over(_)));
-    assert!(matches!(judged(uneven, at(7, Some("#5 all_to_all_v(f32)")), true), Judgement::Nothing));
-    assert!(matches!(judged(started, at(7, None), true), Judgement::Nothing));
+    assert!(matches!(judged(uneven, &[at(7)], &[], long), Judgement::Nothing));
+    // The suspicion that has lasted is the one that is believed.
+    let both = [at(5), (2, None)];
+    assert!(matches!(
+        judged(uneven, &both, &[2], Some(HasLeft)),
+        Judgement::Over(Cause::PeerLost { peer: 2, .. })
+    ));
+    assert!(matches!(judged(uneven, &both, &[2], long), Judgement::Suspects(HasLeft)));
 }
 
 /// The message of an earlier call that both ranks have made: only its counts can have differed.
