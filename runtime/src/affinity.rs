@@ -157,22 +157,13 @@ pub(crate) struct SoftAffinity {
     /// Length of the last back-off.
     back_off: Duration,
     away_until: Option<Instant>,
-    /// The mask that was restored last, and its origin.
-    restored: Option<(CpuSet, Origin)>,
-}
-
-/// Origin of a thread's affinity mask.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
-    /// The thread's cpuset alone.
-    Cpuset,
-    /// Also a mask that was set, by the program or whatever started it.
-    Request,
+    /// The mask that was restored last as a request of the program, or of whatever started it.
+    requested: Option<CpuSet>,
 }
 
 impl SoftAffinity {
     pub(crate) fn new(assigned: Assigned) -> Self {
-        Self { assigned, back_off: Duration::ZERO, away_until: None, restored: None }
+        Self { assigned, back_off: Duration::ZERO, away_until: None, requested: None }
     }
 
     /// Returns whether there are more ranks than processors, so that the rank returns in every wait. Otherwise, it does so
@@ -239,15 +230,11 @@ impl SoftAffinity {
     /// cpusets (Linux 6.2). If the thread had none, it therefore gets back a request for all processors. Otherwise, it
     /// would keep to today's processors after its cpuset has shrunk and grown again.
     fn restore(&mut self, mask: CpuSet) {
-        let known = self.restored.filter(|(known, _)| *known == mask).map(|(_, origin)| origin);
-        if known != Some(Origin::Request) && sched_setaffinity(None, &everywhere()).is_ok() {
-            let is_cpuset = || sched_getaffinity(None).is_ok_and(|all| all == mask);
-            if known == Some(Origin::Cpuset) || is_cpuset() {
-                self.restored = Some((mask, Origin::Cpuset));
-                return;
-            }
+        let is_cpuset = || sched_getaffinity(None).is_ok_and(|all| all == mask);
+        if self.requested != Some(mask) && sched_setaffinity(None, &everywhere()).is_ok() && is_cpuset() {
+            return;
         }
-        self.restored = Some((mask, Origin::Request));
+        self.requested = Some(mask);
         let _ = sched_setaffinity(None, &mask);
     }
 }
@@ -323,6 +310,27 @@ mod tests {
             assert_eq!(sched_getaffinity(None).expect("a mask"), mask);
             affinity.come_back();
         }
+    }
+
+    #[test]
+    fn a_thread_that_the_program_has_bound_stays_bound() {
+        let [first, _, ..] = processors()[..] else {
+            eprintln!("skipped: a single processor");
+            return;
+        };
+        let bound = std::thread::spawn(move || {
+            let mut mask = CpuSet::new();
+            mask.set(first);
+            // As after travels of a thread that was not bound.
+            let mut affinity = SoftAffinity::new(shared(first));
+            assert!(affinity.travel(true) && affinity.requested.is_none());
+            sched_setaffinity(None, &mask).expect("one of this thread's processors");
+            for _ in 0..2 {
+                assert!(affinity.travel(true));
+                assert_eq!((sched_getaffinity(None), affinity.requested), (Ok(mask), Some(mask)));
+            }
+        });
+        bound.join().expect("no panic");
     }
 
     /// As where a pool of processors shrinks and grows again.
