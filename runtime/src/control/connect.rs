@@ -28,7 +28,7 @@ use crate::job::limits::{
     MAX_SOURCE_BYTES, RETRY_FIRST, RETRY_MOST,
 };
 use crate::job::{Cookie, Liveness, RendezvousKey};
-use crate::join::{Advert, JoinSpec, Locator, find, host_key, hostname};
+use crate::join::{Advert, JoinSpec, Locator, Wanted, find, host_key, hostname};
 
 /// Time between the starts of attempts on several addresses of one coordinator.
 const STAGGER: Duration = Duration::from_millis(100);
@@ -252,7 +252,9 @@ impl Search {
                 }
             },
             (None, _) => {
-                let adverts = find(spec).await.map_err(AttemptError::Retry)?;
+                // The first that answers is rank 0 but for rare cases, which the first attempt shows.
+                let wanted = if self.queue.is_empty() { Wanted::First } else { Wanted::All };
+                let adverts = find(spec, wanted).await.map_err(AttemptError::Retry)?;
                 let nobody = || AttemptError::Retry("no address was found".into());
                 let advert = self.choose(adverts).ok_or_else(nobody)?;
                 self.tried.extend(&advert.candidates);

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 use super::addresses::{address_towards, own_addresses};
 use super::file::Notice;
-use super::multicast::Group;
+use super::multicast::{Group, Wanted};
 use super::store::Store;
 use super::{JoinSpec, Locator, board, file, multicast};
 use crate::error::{Error, JoinFailure, Result};
@@ -154,7 +154,7 @@ async fn bind_and_publish(
 
 /// Finds the addresses where the coordinator may be, on the other ranks. Only a multicast group can lead to several
 /// processes. An error is a reason, in words, to look again.
-pub(crate) async fn find(spec: &JoinSpec) -> Result<Vec<Advert>, String> {
+pub(crate) async fn find(spec: &JoinSpec, wanted: Wanted) -> Result<Vec<Advert>, String> {
     let advert = match &spec.locator {
         Locator::Tcp { host, port } => {
             let origin = format!("{host}:{port}");
@@ -174,7 +174,7 @@ pub(crate) async fn find(spec: &JoinSpec) -> Result<Vec<Advert>, String> {
                 origin: format!("{from} (answer of {})", notice.writer()),
                 candidates: multicast::candidates(notice.addresses, from),
             };
-            return Ok(multicast::ask(&group).await?.into_iter().map(advert).collect());
+            return Ok(multicast::ask(&group, wanted).await?.into_iter().map(advert).collect());
         }
         Locator::Store { host, port, prefix } => {
             let mut store = open_store(host, *port).await?;

@@ -42,6 +42,7 @@ pub use board::Board;
 pub use env::process_environment;
 pub use launcher::{Launched, launched};
 pub(crate) use locate::{Advert, bind, find, open_port};
+pub(crate) use multicast::Wanted;
 pub use unique_id::{Reservation, UNIQUE_ID_BYTES, UniqueId};
 
 /// The rank of this process, and the way to reach the others.
@@ -187,9 +188,7 @@ impl JoinSpec {
         }
         Ok(())
     }
-}
 
-impl JoinSpec {
     /// Whether this rank was told rank 0's address. It finds other addresses itself, in a publication that may be an
     /// earlier rank 0's or a stranger's. The port in a unique id, whose secret was drawn for it, is not rank 0's before
     /// rank 0 listens.

@@ -88,9 +88,16 @@ pub(crate) fn answer(group: &Group, mut notice: Notice) -> io::Result<Answering>
     Ok(Answering(task.abort_handle()))
 }
 
-/// Asks for a while, on the other ranks. Returns the distinct answers that came soon after the first one, in order. The
-/// first may be a stranger's, or that of another job with the same name.
-pub(crate) async fn ask(group: &Group) -> Result<Vec<(Notice, SocketAddr)>, String> {
+/// How many answers a rank waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    First,
+    /// All that come soon after the first one: that may be a stranger's, or another job's of the same name.
+    All,
+}
+
+/// Asks for a while, on the other ranks. Returns the distinct answers in order.
+pub(crate) async fn ask(group: &Group, wanted: Wanted) -> Result<Vec<(Notice, SocketAddr)>, String> {
     let doing =
         |error: io::Error| format!("asking the multicast group {}:{}: {error}", group.address, group.port);
     let socket = socket().map_err(doing)?;
@@ -127,10 +134,13 @@ pub(crate) async fn ask(group: &Group) -> Result<Vec<(Notice, SocketAddr)>, Stri
                 // Rank 0 answers the question of every interface.
                 && answers.iter().all(|(other, _)| !notice.is_same_place(other))
             {
-                if answers.is_empty() {
+                if answers.is_empty() && wanted == Wanted::All {
                     round = tokio::time::Instant::now() + ASK_EVERY;
                 }
                 answers.push((notice, from));
+                if wanted == Wanted::First {
+                    return Ok(answers);
+                }
             }
         }
         if !answers.is_empty() {
@@ -189,7 +199,7 @@ mod tests {
         let Ok(_answering) = answering else { return println!("skipped: no multicast on loopback") };
         let until = tokio::time::Instant::now() + Duration::from_secs(30);
         loop {
-            match ask(&group).await {
+            match ask(&group, Wanted::All).await {
                 Ok(answers) if answers.len() == 2 => {
                     let mut keys: Vec<_> = answers.iter().map(|(notice, _)| notice.key()).collect();
                     keys.sort_unstable();
