@@ -145,8 +145,8 @@ impl Table {
         // A link is as fast as the slower of its ends, so a host is as fast as the fastest of its links. If only a
         // lower bound is known for a host, it is taken to be as fast as the others: a message that was delayed must not
         // count against it.
-        let fastest = |best: f64, sample: &Sample| best.max(sample.bytes_per_second);
-        let fastest_of_all = self.samples.iter().filter(is_inside).fold(0.0, fastest);
+        let inside = self.samples.iter().filter(is_inside);
+        let fastest_of_all = inside.map(|sample| sample.bytes_per_second).fold(0.0, f64::max);
         let best = self.best_of_each_host();
         let rate = |host: u32| {
             let own = || self.samples.iter().filter(|sample| sample.touches(host));
