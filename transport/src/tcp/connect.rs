@@ -251,5 +251,6 @@ impl TcpEndpoint {
         }
         known.candidates = Vec::new();
         known.down.get_or_insert(cause);
+        self.proving.retain(|proving| proving.peer() != peer);
     }
 }

@@ -318,13 +318,12 @@ impl Endpoint for TcpEndpoint {
             ..Error::system(NAME, Some(peer), "the peer's address", error)
         })?;
         let here = (&self.host, &*self.interfaces, &*self.own_addresses);
-        let named = self.options.interfaces.as_deref();
-        let candidates = route::candidates(&address, here, self.options.family, named);
+        let list = self.options.interfaces.as_deref();
+        let candidates = route::candidates(&address, here, self.options.family, list);
         if candidates.is_empty() && self.options.relay.is_none() {
             let because = "no common network; see KOLO_SOCKET_IFNAME".to_owned();
             return Ok(Reach::No { because });
         }
-        let list = self.options.interfaces.as_deref();
         let rails = rails::rails(&address, &self.host, &self.interfaces, self.options.family, list);
         let near = if self.host.same_stack(&address.host) { "same host, " } else { "" };
         let mut how = match (candidates.first(), &rails[..]) {
@@ -515,7 +514,7 @@ impl Endpoint for TcpEndpoint {
                 Strands::Dialing(dials) => dials.iter().filter_map(|(_, dial)| dial.due(&self.options)).min(),
                 Strands::None | Strands::Wanted => None,
             });
-        let dials = dials.chain(strands).chain(self.proving.iter().map(Proving::until));
+        let dials = dials.chain(strands).chain(self.proving.iter().filter_map(Proving::until));
         let waits = self.awaited.iter().filter_map(|&number| match &self.links[number as usize].state {
             State::Awaited(awaiting) => awaiting.due(),
             _ => None,

@@ -109,7 +109,7 @@ pub(super) struct Proving {
     answer: [u8; ANSWER_BYTES],
     answered: usize,
     padding: Padding,
-    /// Time at which the connection is given up.
+    /// Time at which the connection is given up, unless the answer has gone.
     until: Instant,
 }
 
@@ -118,9 +118,14 @@ impl Proving {
         &self.socket
     }
 
-    /// Returns the time at which it is given up.
-    pub(super) fn until(&self) -> Instant {
-        self.until
+    pub(super) fn peer(&self) -> u32 {
+        self.on.peer
+    }
+
+    /// Returns the time at which it is given up. Once the answer has gone, only the dialer gives up: it may take the
+    /// answer late, and then uses the connection at once.
+    pub(super) fn until(&self) -> Option<Instant> {
+        (self.answered < ANSWER_BYTES).then_some(self.until)
     }
 
     /// Makes progress; returns whether both directions carry full segments.
@@ -171,7 +176,7 @@ impl TcpEndpoint {
         while at < self.proving.len() {
             let proving = &mut self.proving[at];
             match proving.step() {
-                Ok(false) if now < proving.until => at += 1,
+                Ok(false) if proving.until().is_none_or(|until| now < until) => at += 1,
                 Ok(is_done) => {
                     let Proving { on, strand, socket, from, .. } = self.proving.swap_remove(at);
                     moved = true;
@@ -224,6 +229,7 @@ mod tests {
         };
         let mut padding = Padding::default();
         assert!(matches!(proving.step(), Ok(false)) && proving.answered == 0, "no answer before the padding");
+        assert_eq!(proving.until(), Some(now));
         until("the padding", || padding.send(&near).unwrap().then_some(()));
         assert!(!padding.is_lost(&near, now) && padding.due() == Some(now + LOOK_AFTER));
         let mut answer = [0; ANSWER_BYTES];
@@ -233,6 +239,7 @@ mod tests {
             got += socket::recv_bytes(&near, &mut answer[got..]).unwrap_or(0);
             (got == ANSWER_BYTES).then_some(())
         });
+        assert_eq!(proving.until(), None, "the dialer may take its time");
         until("its padding", || {
             let _ = proving.step().unwrap();
             padding.confirm(&near, now).unwrap().then_some(())

@@ -172,7 +172,9 @@ impl TcpEndpoint {
                 let pause = self.options.dial_patience * (1 << link.silences.min(LONGEST_PAUSE));
                 if link.silences == 0 {
                     let reach = link.asked_at.unwrap_or(now).checked_add(self.options.reach_within);
-                    link.lose_at = reach.map(|at| at.max(now + self.options.dial_timeout / 2));
+                    // A higher rank dials for as long as it wants a connection.
+                    let lose_at = reach.map(|at| at.max(now + self.options.dial_timeout / 2));
+                    link.lose_at = lose_at.filter(|_| is_lower);
                 }
                 link.silences += 1;
                 (Some(now + pause), link.lose_at)
@@ -310,6 +312,20 @@ mod tests {
         ends[0].leave_it_to_the_peer(number, "no answer".into(), Failure::Silence, late);
         assert!(ends[0].look_after_awaited(late, &mut events));
         assert!(matches!(&events[..], [Event::Down { peer: 1, .. }]), "{events:?}");
+    }
+
+    #[test]
+    fn the_higher_rank_goes_on_dialing() {
+        let mut ends = world();
+        let number = ends[1].link(Channel { peer: 0, index: 0 }).unwrap();
+        let (began, mut events) = (Instant::now(), Vec::new());
+        let reach_within = ends[1].options.reach_within;
+        for now in [began, began + 2 * reach_within] {
+            ends[1].leave_it_to_the_peer(number, "no answer".into(), Failure::Silence, now);
+            assert!(ends[1].look_after_awaited(now + reach_within, &mut events));
+            let link = &ends[1].links[number as usize];
+            assert!(matches!(link.state, State::Dialing(_)) && link.lose_at.is_none(), "{events:?}");
+        }
     }
 
     #[test]
