@@ -16,9 +16,8 @@ pub(super) const fn may_come(kind: u64, bytes: usize) -> bool {
 impl Net {
     /// Gives up on a peer that sends what no rank sends, or what this rank cannot hold.
     #[cold]
-    pub(super) fn reject(&mut self, from: u32, bytes: usize) {
-        let why = format!("rank {from} of the world is lost: it has sent a head of {bytes} bytes");
-        self.abandon(from, &why);
+    pub(super) fn reject(&mut self, from: u32, why: &str) {
+        self.abandon(from, &format!("rank {from} of the world is lost: {why}"));
     }
 }
 
@@ -105,7 +104,8 @@ mod tests {
         for kind in [WHOLE, ANNOUNCED, ANSWER, WINDOW, CANCEL, CANCELLED, 6, 7] {
             for len in [1 << 62, i64::MAX as u64, u64::MAX] {
                 let why = lost_by(kind, len).unwrap_or_else(|| panic!("{len} bytes of kind {kind}"));
-                assert!(why.contains(&format!("a head of {len} bytes")), "{why}");
+                let problem = if kind == WINDOW { "no memory for its message of" } else { "a head of" };
+                assert!(why.contains(&format!("{problem} {len} bytes")), "{why}");
             }
         }
         for (kind, most) in [(WHOLE, EAGER_BYTES as u64), (ANNOUNCED, 24), (ANSWER, 24), (CANCEL, 24)] {

@@ -384,7 +384,7 @@ impl Net {
         let Envelope { on, tag: bits, len } = head;
         let (from, bytes) = (on.peer, len as usize);
         if !may_come(bits >> 61, bytes) {
-            return self.reject(from, bytes);
+            return self.reject(from, &format!("it has sent a head of {bytes} bytes, which no rank sends"));
         }
         let mut recv = None;
         if bits >> 61 == WHOLE
@@ -483,8 +483,9 @@ impl Net {
         let Some(via) = self.via[from as usize] else { return self.failed(at, "MPI has been finalized") };
         let slot = &mut self.slots[at as usize];
         if sink.is_none() && slot.kept.try_reserve_exact(len).is_err() {
-            self.failed(at, "there is no memory for it");
-            return self.reject(from, len);
+            let why = format!("this rank has no memory for its message of {len} bytes");
+            self.failed(at, &why);
+            return self.reject(from, &why);
         }
         slot.receive_to(sink, len);
         let (on, token) = (Channel { peer: from, index }, Token(at.into()));
