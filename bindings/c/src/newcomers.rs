@@ -92,7 +92,7 @@ unsafe extern "C" fn koloCommReplace(comm: *const Comm, result: *mut *mut Comm) 
 }
 
 /// # Safety
-/// `result` is null or valid for writing.
+/// `result` is null or valid for writing, and nothing else uses it during the call.
 unsafe fn take_in(result: *mut *mut Comm, make: impl FnOnce() -> kolo_rs::Result<Communicator>) -> Outcome {
     // SAFETY: the caller's promise.
     let result = unsafe { place("result", result) }?;

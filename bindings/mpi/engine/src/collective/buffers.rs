@@ -172,18 +172,12 @@ const FEW_PAIRS: usize = 64;
 /// # Errors
 /// As [`aliased`] and [`Buffer::check`].
 pub fn apart<'a>(
-    out: impl IntoIterator<Item = &'a Buffer>,
+    out: impl IntoIterator<Item = &'a Buffer, IntoIter: Clone>,
     into: impl IntoIterator<Item = &'a Buffer, IntoIter: Clone>,
 ) -> Outcome {
-    let into = into.into_iter();
-    into.clone().try_for_each(Buffer::check)?;
-    let mut given = Ok(());
-    let mut out = out.into_iter().filter_map(|buffer| {
-        if let Err(missing) = buffer.check() {
-            given = Err(missing);
-        }
-        buffer.first_byte()
-    });
+    let (out, into) = (out.into_iter(), into.into_iter());
+    out.clone().chain(into.clone()).try_for_each(Buffer::check)?;
+    let mut out = out.filter_map(Buffer::first_byte);
     let mut into = into.filter_map(Buffer::first_byte);
     let most = |(_, most): (usize, Option<usize>)| most.unwrap_or(usize::MAX);
     let (sent, received) = (most(out.size_hint()), most(into.size_hint()));
@@ -194,7 +188,7 @@ pub fn apart<'a>(
         starts.sort_unstable();
         into.any(|start| starts.binary_search(&start).is_ok())
     };
-    if is_alias { aliased() } else { given }
+    if is_alias { aliased() } else { Ok(()) }
 }
 
 /// Elements in memory that a schedule owns, in the layout of their type, gaps included. Operators work on such memory.

@@ -43,7 +43,8 @@ impl Type {
         let total = count * self.size;
         into.reserve(total);
         let start = into.len();
-        // SAFETY: there is room for `total` bytes, which the copy writes. Test: `every_range_of_every_type`.
+        // SAFETY: the elements are readable by the caller's promise, and there is room for `total` bytes, which the copy writes. Test:
+        // `every_range_of_every_type`.
         unsafe {
             self.pack_to(from, count, into.as_mut_ptr().add(start));
             into.set_len(start + total);

@@ -83,7 +83,7 @@ impl Neighbors {
         (self.sources.len(), self.targets.len())
     }
 
-    pub(crate) fn targets(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+    pub(crate) fn targets(&self) -> impl Iterator<Item = (usize, u32)> + Clone + '_ {
         self.targets.iter().enumerate().filter_map(|(at, rank)| Some((at, (*rank)?)))
     }
 
