@@ -186,7 +186,7 @@ fn silent_addresses(report: &Report) -> Vec<Finding> {
         .filter_map(|(reach, tried)| {
             let problem = tried.problem.as_ref()?;
             seen.insert((reach.to, tried.address)).then(|| {
-                if tried.local.is_some() {
+                if tried.black_hole {
                     return black_hole_at(report, reach, tried, problem);
                 }
                 Finding::new(

@@ -103,8 +103,10 @@ pub(crate) struct Try {
     pub distance: u8,
     /// The connection's local address, if it was made.
     pub local: Option<IpAddr>,
-    /// The reason why there is no connection.
+    /// The reason why there is no connection, or no data on it.
     pub problem: Option<String>,
+    /// Whether the connection carries small segments and loses full ones.
+    pub black_hole: bool,
 }
 
 /// Capability of a connection.
@@ -175,39 +177,43 @@ pub(crate) fn reach(token: &Token, from: u32, target: &Target) -> Reach {
             distance: *distance,
             local: outcome.as_ref().ok().and_then(Line::local),
             problem: outcome.as_ref().err().cloned(),
+            black_hole: false,
         };
     let mut tries: Vec<Try> = tried.iter().zip(&target.addresses).map(words).collect();
     let mut lines = tried.into_iter().zip(0..).filter_map(|(line, at)| Some((line.ok()?, at)));
     let first = lines.next();
     let at_first = first.as_ref().map(|(_, at)| *at);
-    let carries = first.map_or(Carries::Nothing, |(line, _)| {
-        let mut line = line.with_limit(BURST_LIMIT);
-        let Err(stop) = burst(&mut line) else { return Carries::All };
-        let info = line.info();
-        let address = tries.iter().find(|tried| tried.problem.is_none()).map(|tried| tried.address);
-        drop(line);
-        let small = address.map(|ip| {
-            let to = SocketAddr::new(ip, target.port);
-            dial(token, from, to, Some(SMALL_SEGMENT), Purpose::Burst)
-                .map(|line| burst(&mut line.with_limit(BURST_LIMIT)))
-        });
-        match (small, stop) {
-            (Some(Ok(Ok(()))), Stop::Late(_)) => {
-                Carries::SmallOnly { outward: info.unacknowledged > 0, segment_bytes: info.segment_bytes }
-            }
-            (_, stop) => Carries::Stalls(stop.to_string()),
-        }
-    });
+    let at_address =
+        |line, at: usize| carries(token, from, line, SocketAddr::new(target.addresses[at].1, target.port));
+    let carries = first.map_or(Carries::Nothing, |(line, at)| at_address(line, at));
     // Long messages use the other cards that are as near.
     if let Some(first) = at_first.filter(|_| carries == Carries::All) {
         let distance = tries[first].distance;
         for (line, at) in lines.filter(|(_, at)| target.addresses[*at].2 == distance) {
-            if let Err(stop) = burst(&mut line.with_limit(BURST_LIMIT)) {
-                tries[at].problem = Some(format!("full segments vanish: {stop}"));
-            }
+            (tries[at].problem, tries[at].black_hole) = match at_address(line, at) {
+                Carries::All | Carries::Nothing => continue,
+                Carries::SmallOnly { .. } => (Some("full segments vanish".to_owned()), true),
+                Carries::Stalls(why) => (Some(why), false),
+            };
         }
     }
     Reach { from, to: target.host, tries, carries }
+}
+
+/// Sends a burst over a connection to this address, and if it stalls, another one in small segments.
+fn carries(token: &Token, from: u32, line: Line, to: SocketAddr) -> Carries {
+    let mut line = line.with_limit(BURST_LIMIT);
+    let Err(stop) = burst(&mut line) else { return Carries::All };
+    let info = line.info();
+    drop(line);
+    let small = dial(token, from, to, Some(SMALL_SEGMENT), Purpose::Burst)
+        .map(|line| burst(&mut line.with_limit(BURST_LIMIT)));
+    match (small, stop) {
+        (Ok(Ok(())), Stop::Late(_)) => {
+            Carries::SmallOnly { outward: info.unacknowledged > 0, segment_bytes: info.segment_bytes }
+        }
+        (_, stop) => Carries::Stalls(stop.to_string()),
+    }
 }
 
 /// Opens a line for measuring rates.

@@ -38,6 +38,7 @@ fn reach(from: u32, to: u32, problem: Option<&str>) -> Reach {
         distance: 2,
         local: None,
         problem: problem.map(str::to_owned),
+        black_hole: false,
     };
     let carries = if problem.is_some() { Carries::Nothing } else { Carries::All };
     Reach { from, to, tries: vec![tried], carries }
@@ -111,17 +112,19 @@ fn an_address_that_leads_nowhere_is_named_once() {
 }
 
 #[test]
-fn a_card_that_loses_full_segments_is_told_from_one_that_does_not_answer() {
-    let mut report = healthy(3);
-    for found in report.reaches.iter_mut().filter(|found| found.to == 2) {
-        let first = found.tries[0].clone();
-        let problem = Some("full segments vanish: nothing got through for 2.0 s".to_owned());
-        let local = Some("192.0.2.7".parse().unwrap());
-        found.tries.push(Try { interface: "eth1".to_owned(), local, problem, ..first });
+fn a_card_that_loses_full_segments_is_told_from_one_that_carries_nothing() {
+    for (black_hole, kind) in [(true, "mtu_black_hole"), (false, "silent_address")] {
+        let mut report = healthy(3);
+        for found in report.reaches.iter_mut().filter(|found| found.to == 2) {
+            let first = found.tries[0].clone();
+            let problem = Some("a text".to_owned());
+            let local = Some("192.0.2.7".parse().unwrap());
+            found.tries.push(Try { interface: "eth1".to_owned(), local, problem, black_hole, ..first });
+        }
+        let found = only(&report);
+        assert_eq!((found.kind, found.severity), (kind, Severity::Warning));
+        assert!(found.what.contains("(eth1)") && found.remedy.contains("^eth1"), "{found:?}");
     }
-    let found = only(&report);
-    assert_eq!((found.kind, found.severity), ("mtu_black_hole", Severity::Warning));
-    assert!(found.what.contains("(eth1)") && found.remedy.contains("^eth1"), "{found:?}");
 }
 
 #[test]
