@@ -43,7 +43,7 @@ pub(crate) struct Patience {
     /// How long nothing has moved, as counted for the graces.
     waited: Duration,
     asked_at: Option<Instant>,
-    /// What was found when the peers were asked, and when it was found first.
+    /// The suspicion that the last look at the peers left, and since when it has lasted.
     suspected: Option<(Suspicion, Instant)>,
     /// News of the last check. A later step has seen all data that came before them.
     heard: Option<News>,
