@@ -94,6 +94,8 @@ def test_lengths_that_do_not_fit_on_one_rank():
     def body():
         x = torch.ones(3)
         refused("2 times as many", lambda: dist.all_gather_into_tensor(torch.ones(5), x))
+        own = _root_options(dist.get_rank())
+        refused("2 times as many", lambda: dist.group.WORLD.gather_single(torch.ones(5), x, own))
         refused("2 times as many", lambda: dist.reduce_scatter_tensor(torch.ones(2), x))
         refused("give split sizes", lambda: dist.all_to_all_single(torch.ones(3), x))
         refused("add up to the 3 rows", lambda: dist.all_to_all_single(torch.ones(3), x, [1, 1], [1, 2]))

@@ -130,6 +130,11 @@ def test_moves(ranks):
                     outputs = [torch.empty_like(x) for _ in range(n)] if me == root else None
                     dist.gather(parts[me], outputs, root)
                     assert outputs is None or all(map(same, outputs, parts))
+                    # Torch has it since 2.15.
+                    if hasattr(dist, "gather_single"):
+                        whole = torch.empty((n, *shape), dtype=dtype) if me == root else None
+                        dist.gather_single(parts[me], whole, root)
+                        assert whole is None or same(whole, torch.stack(parts))
                     dist.scatter(x, parts if me == root else None, root)
                     assert same(x, parts[me])
                 outputs = [torch.empty_like(x) for _ in range(n)]

@@ -39,6 +39,7 @@ class Operations(Collectives, Coalesced, Messages, MonitoredBarrier):
     # Torch renamed some operations in 2.14 and calls both names.
     _allgather_base = all_gather_into_tensor = Collectives.all_gather_single
     _reduce_scatter_base = reduce_scatter_tensor = Collectives.reduce_scatter_single
+    gather_into_tensor = Collectives.gather_single
     alltoall_base = Collectives.all_to_all_single
     allgather_into_tensor_coalesced = Coalesced.all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = Coalesced.reduce_scatter_single_coalesced

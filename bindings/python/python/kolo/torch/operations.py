@@ -121,6 +121,24 @@ class Collectives:
         check_devices((output, input))
         return self._engine.collective("reduce_scatter", *self._scattering(output, input, opts), [input])
 
+    def gather_single(self, output, input, opts=None, *more, **named):
+        """Ranks other than the root may pass any output: nothing is written to it."""
+        opts = options("gather_single", _ROOTED, opts, more, named)
+        root = _root(opts)
+        source = staged(input)
+        kind, count = moved_as(source)
+        if self._engine.comm.rank != root:
+            arguments = (GATHER, source.data_ptr(), 0, count, kind, SUM, 1.0, root)
+            return self._engine.collective("gather", arguments, opts, source, [], None, [input])
+        ranks = self._engine.comm.world_size
+        if output.numel() != input.numel() * ranks or output.dtype != input.dtype:
+            raise _unfit("gather_single", "output", output, "input", input, ranks)
+        check_devices((output, input))
+        room = room_for(output)
+        after = copying_back(output, room)
+        arguments = (GATHER, source.data_ptr(), room.data_ptr(), count, kind, SUM, 1.0, root)
+        return self._engine.collective("gather", arguments, opts, (source, room), [output], after, [input])
+
     def all_to_all_single(self, output, input, output_split_sizes=(), input_split_sizes=(), opts=None, *more, **named):
         opts = options("all_to_all_single", _PLAIN, opts, more, named)
         check_devices((output, input))
