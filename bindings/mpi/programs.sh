@@ -53,7 +53,8 @@ if [ "${1:-}" = --all ]; then
   solvers=$(cd "$tests" && find . -maxdepth 1 -name 'x[sdcz]*' -type f -printf '%f\n' | sort)
   kernels=$(cd "$tests/PBLAS" && find . -maxdepth 1 -name '[sdcz]pb*tst' -printf '%f\n' | sort)
 else
-  solvers="xdqr xsnep xzinv xdgsep xcls xssyevr"
+  # Not those of the solvers with relatively robust representations (xssyevr): they use variables that they never set.
+  solvers="xdqr xsnep xzinv xdgsep xcls xssep"
   kernels="spb1tst dpb2tst zpb3tst"
 fi
 for name in $solvers; do run "$tests" "$name" 'END OF TESTS|End of tests'; done
