@@ -14,7 +14,7 @@ use crate::collective::schedule::{self, Schedule};
 use crate::comm;
 use crate::constants::*;
 use crate::error::{Class, Fail, Outcome, fail};
-use crate::net;
+use crate::{handlers, net};
 
 const BEFORE: u8 = 0;
 /// Between Init and Finalize.
@@ -387,18 +387,10 @@ pub unsafe fn finalize() -> Outcome {
     // Libraries clean up in the delete functions of these attributes, while MPI is still usable.
     comm::lookup(COMM_SELF)?.attributes.delete_all(COMM_SELF)?;
     comm::lookup(COMM_WORLD)?.attributes.delete_all(COMM_WORLD)?;
-    let all = comm::lookup(COMM_WORLD)?;
-    flush()?;
-    if alive().len() < all.size() as usize {
-        // The ranks that a shrink has kept wait only for each other.
-        let _absent = net::Absence::begin();
-        joined().map_or(Ok(()), |kolo| kolo.barrier())?;
-    } else {
-        let mut last = Schedule::new(&all);
-        crate::collective::algorithms::barrier(&mut last);
-        schedule::complete(last)?;
-    }
-    drop(all);
+    let agreed = match await_all() {
+        Err(failure) if failure.is_loss() && handlers::lets_go_on() => agree_to_leave(),
+        awaited => awaited.map(|()| Ok(()))?,
+    };
     let open = sessions();
     MODEL.store(FINALIZED, Ordering::Release);
     STATE.store(if *open == 0 { FINALIZED } else { SESSIONS }, Ordering::Release);
@@ -406,7 +398,27 @@ pub unsafe fn finalize() -> Outcome {
         drop(open);
         part();
     }
-    Ok(())
+    agreed
+}
+
+/// Waits until all ranks finalize; after a shrink, all those that it has kept.
+fn await_all() -> Outcome {
+    let all = comm::lookup(COMM_WORLD)?;
+    flush()?;
+    if alive().len() < all.size() as usize {
+        let _absent = net::Absence::begin();
+        return joined().map_or(Ok(()), |kolo| Ok(kolo.barrier()?));
+    }
+    let mut last = Schedule::new(&all);
+    crate::collective::algorithms::barrier(&mut last);
+    schedule::complete(last)
+}
+
+/// Waits until all live ranks finalize. No message or collective can do that after a loss. Otherwise the first to leave would end the
+/// agreements of those that still recover.
+fn agree_to_leave() -> Outcome {
+    let _absent = net::Absence::begin();
+    joined().map_or(Ok(()), |kolo| Ok(kolo.agree(0).map(drop)?))
 }
 
 pub unsafe fn initialized(flag: *mut c_int) -> Outcome {

@@ -275,6 +275,14 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
   CHECK(!MPI_Add_error_class(&class) && class > MPI_ERR_LASTCODE && !MPI_Add_error_string(class, "ours"));
   CHECK(!MPI_Error_string(class, text, &length) && !strcmp(text, "ours"));
+  /* Every number up to the last code has a text. */
+  const int numbers[] = {54, 102, 200, 255, 300, 16382, MPI_ERR_LASTCODE};
+  for (int i = 0; i < (int)(sizeof numbers / sizeof *numbers); i++) {
+    CHECK(!MPI_Error_string(numbers[i], text, &length) && length > 0 && !MPI_Error_class(numbers[i], &class));
+  }
+  CHECK(!MPI_Error_class(MPI_ERR_LASTCODE, &class) && class == MPI_ERR_UNKNOWN);
+  FAILS(MPI_ERR_ARG, MPI_Error_string(-1, text, &length));
+  FAILS(MPI_ERR_ARG, MPI_Add_error_code(MPI_ERR_LASTCODE, &class));
   FAILS(MPI_ERR_COMM, MPI_Intercomm_create(MPI_COMM_SELF, 0, MPI_COMM_WORLD, rank, 0, &comm));
   CHECK(!MPI_Error_string(MPI_Send(&value, 1, MPI_INT, size, 0, MPI_COMM_WORLD), text, &length) && strstr(text, "communicator of"));
   CHECK(!MPI_Finalize() && !MPI_Finalized(&flag) && flag);
