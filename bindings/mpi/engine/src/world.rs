@@ -1,6 +1,7 @@
 //! Initialization and finalization of MPI: the life of the world and of sessions.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::io::Write as _;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
@@ -304,11 +305,10 @@ pub fn check_time(began: Instant) -> Outcome {
         return Ok(());
     }
     let after = limit.as_secs_f64();
+    let pending = net::net().ok().and_then(|net| net.overdue());
+    let pending = pending.unwrap_or_else(|| "what the call waits for has not come".to_owned());
     let remedy = "Raise the limit (KOLO_TIMEOUT) if the ranks are merely slow";
-    fail(
-        Class::Other,
-        format!("not finished after {after:.1} s: what the call waits for has not come. {remedy}"),
-    )
+    fail(Class::Other, format!("not finished after {after:.1} s: {pending}. {remedy}"))
 }
 
 /// Returns a unique number for a communicator whose first rank is this one. The number holds the rank and a count.
@@ -349,7 +349,9 @@ fn flush_output() -> std::sync::mpsc::Receiver<()> {
 /// Ends the job.
 pub fn abort(reason: &str, code: c_int) -> ! {
     let flushed = flush_output();
-    eprintln!("kolo: rank {} of the world ends the job: {reason}", rank());
+    // One write, since other ranks may write to the same place at the same moment.
+    let line = format!("kolo: rank {} of the world ends the job: {reason}\n", rank());
+    let _ = std::io::stderr().write_all(line.as_bytes());
     if let Some(kolo) = kolo() {
         kolo.abort(&format!("MPI_Abort with code {code} on rank {}: {reason}", rank()));
         // Wait, so that the other ranks learn the reason and not only that this process has ended.

@@ -209,6 +209,24 @@ fn an_abort_writes_what_the_program_has_printed() {
     }
 }
 
+/// Each write to such a socket is a message of its own.
+#[test]
+fn the_last_words_of_a_rank_are_one_write() {
+    let Some(cc) = compiler() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program = program(&cc, "abort", folder.path(), &ABIS[0]);
+    let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let errors = std::os::fd::OwnedFd::from(theirs);
+    let status = Command::new(&program).arg("3").stdout(Stdio::null()).stderr(errors).status().unwrap();
+    let mut words = [0; 1000];
+    let len = ours.recv(&mut words).unwrap();
+    let words = String::from_utf8_lossy(&words[..len]);
+    assert!(
+        status.code() == Some(3) && words.starts_with("kolo: rank 0") && words.ends_with("MPI_Abort\n"),
+        "{words}"
+    );
+}
+
 #[test]
 fn collectives() {
     with_ranks("collectives", &[1, 2, 3, 4]);

@@ -23,7 +23,9 @@ struct Own {
 
 impl Own {
     fn new(at: *const c_void, n: i64, of: c_int) -> Outcome<Self> {
-        Ok(Self { at: at as usize, count: count(n)?, of: datatype::committed(of)? })
+        let (count, of) = (count(n)?, datatype::committed(of)?);
+        of.check_address(at, count)?;
+        Ok(Self { at: at as usize, count, of })
     }
 
     fn packed(&self) -> Vec<u8> {
