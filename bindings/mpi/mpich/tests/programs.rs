@@ -403,6 +403,11 @@ fn survivors_finalize_without_a_shrink() {
 }
 
 #[test]
+fn ranks_that_another_aborts_name_their_own_messages() {
+    with_ranks("aborted", &[3]);
+}
+
+#[test]
 fn calls_given_up_after_a_loss() {
     with_ranks("given_up", &[3]);
 }
