@@ -179,13 +179,17 @@ fn failure_out(code: c_int) -> c_int {
 }
 
 pub(crate) fn err_in(code: c_int) -> c_int {
-    if code & TEXTS == 0 && code >= ADDED_OUT {
+    let has_text = code & TEXTS != 0;
+    if code < 0 {
+        return -1;
+    }
+    if !has_text && code >= ADDED_OUT {
         return code - ADDED_OUT + ADDED_IN;
     }
-    let known = CLASSES.get((code & CLASS_BITS) as usize).copied();
-    match known {
-        Some(class) if code >= 0 => code & !TEXTS & !CLASS_BITS | class,
-        _ => -1,
+    match CLASSES.get((code & CLASS_BITS) as usize) {
+        Some(class) if has_text || code <= CLASS_BITS => code & !TEXTS & !CLASS_BITS | class,
+        // A number that is no class is none in the engine either.
+        _ => ERR_LASTCODE,
     }
 }
 

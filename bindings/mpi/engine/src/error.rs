@@ -91,6 +91,7 @@ classes! {
     Errhandler = 80, "invalid error handler";
     Abi = 81, "wrong ABI";
     ProcFailed = 101, "a process has failed";
+    ProcFailedPending = 102, "a process has failed, and the request is still pending";
     Revoked = 103, "the communicator has been revoked";
 }
 
@@ -112,6 +113,12 @@ impl Fail {
     /// Makes a failure of a class, with an explanation.
     pub fn new(class: Class, text: impl fmt::Display) -> Self {
         Self { class: class as c_int, text: text.to_string().into_boxed_str(), comm: None }
+    }
+
+    /// Returns whether a rank is lost, or the survivors of a loss have ended the communicator.
+    #[must_use]
+    pub fn is_loss(&self) -> bool {
+        self.class == Class::ProcFailed as c_int || self.class == Class::Revoked as c_int
     }
 
     /// Makes a failure with a code of the program's own.
@@ -185,13 +192,14 @@ pub fn encode(failure: &Fail) -> c_int {
     })
 }
 
-/// Returns the class of a code; `None` for an invalid code.
+/// Returns the class of a code; `None` for an invalid code. By the standard, every number up to the last code is valid.
 pub fn class_of(code: c_int) -> Option<c_int> {
     if code >= ADDED {
         return table(|table| table.added.get(&code).map(|added| added.class));
     }
     let class = code & ((1 << CLASS_BITS) - 1);
-    (code >= 0 && class_text(class).is_some()).then_some(class)
+    let known = class_text(class).map_or(Class::Unknown as c_int, |_| class);
+    (code >= 0).then_some(known)
 }
 
 /// Returns the text of a code.
@@ -225,7 +233,7 @@ fn fitted(text: String) -> String {
 
 /// Adds a class, or a code of a class.
 pub fn add(class: Option<c_int>) -> Outcome<c_int> {
-    if class.is_some_and(|class| class_of(class).is_none()) {
+    if class.is_some_and(|class| class_of(class) != Some(class)) {
         return fail(Class::Arg, "this is not an error class");
     }
     Ok(table(|table| {

@@ -175,6 +175,11 @@ fn of_process() -> Outcome<(Handler, c_int)> {
     }
 }
 
+/// Returns whether the program goes on after errors that concern no object.
+pub(crate) fn lets_go_on() -> bool {
+    of_process().is_ok_and(|(handler, _)| matches!(handler, Handler::Return | Handler::User(_)))
+}
+
 fn handler_of(scope: Scope) -> Handler {
     let found = match scope {
         Scope::Comm(handle) => comm::held(handle).map(|comm| comm.handler()),

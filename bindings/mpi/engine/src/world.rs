@@ -1,6 +1,7 @@
 //! Initialization and finalization of MPI: the life of the world and of sessions.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::io::Write as _;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
@@ -14,7 +15,7 @@ use crate::collective::schedule::{self, Schedule};
 use crate::comm;
 use crate::constants::*;
 use crate::error::{Class, Fail, Outcome, fail};
-use crate::net;
+use crate::{handlers, net};
 
 const BEFORE: u8 = 0;
 /// Between Init and Finalize.
@@ -304,11 +305,10 @@ pub fn check_time(began: Instant) -> Outcome {
         return Ok(());
     }
     let after = limit.as_secs_f64();
+    let pending = net::net().ok().and_then(|net| net.overdue());
+    let pending = pending.unwrap_or_else(|| "what the call waits for has not come".to_owned());
     let remedy = "Raise the limit (KOLO_TIMEOUT) if the ranks are merely slow";
-    fail(
-        Class::Other,
-        format!("not finished after {after:.1} s: what the call waits for has not come. {remedy}"),
-    )
+    fail(Class::Other, format!("not finished after {after:.1} s: {pending}. {remedy}"))
 }
 
 /// Returns a unique number for a communicator whose first rank is this one. The number holds the rank and a count.
@@ -349,7 +349,9 @@ fn flush_output() -> std::sync::mpsc::Receiver<()> {
 /// Ends the job.
 pub fn abort(reason: &str, code: c_int) -> ! {
     let flushed = flush_output();
-    eprintln!("kolo: rank {} of the world ends the job: {reason}", rank());
+    // One write, since other ranks may write to the same place at the same moment.
+    let line = format!("kolo: rank {} of the world ends the job: {reason}\n", rank());
+    let _ = std::io::stderr().write_all(line.as_bytes());
     if let Some(kolo) = kolo() {
         kolo.abort(&format!("MPI_Abort with code {code} on rank {}: {reason}", rank()));
         // Wait, so that the other ranks learn the reason and not only that this process has ended.
@@ -387,18 +389,10 @@ pub unsafe fn finalize() -> Outcome {
     // Libraries clean up in the delete functions of these attributes, while MPI is still usable.
     comm::lookup(COMM_SELF)?.attributes.delete_all(COMM_SELF)?;
     comm::lookup(COMM_WORLD)?.attributes.delete_all(COMM_WORLD)?;
-    let all = comm::lookup(COMM_WORLD)?;
-    flush()?;
-    if alive().len() < all.size() as usize {
-        // The ranks that a shrink has kept wait only for each other.
-        let _absent = net::Absence::begin();
-        joined().map_or(Ok(()), |kolo| kolo.barrier())?;
-    } else {
-        let mut last = Schedule::new(&all);
-        crate::collective::algorithms::barrier(&mut last);
-        schedule::complete(last)?;
-    }
-    drop(all);
+    let agreed = match await_all() {
+        Err(failure) if failure.is_loss() && handlers::lets_go_on() => agree_to_leave(),
+        awaited => awaited.map(|()| Ok(()))?,
+    };
     let open = sessions();
     MODEL.store(FINALIZED, Ordering::Release);
     STATE.store(if *open == 0 { FINALIZED } else { SESSIONS }, Ordering::Release);
@@ -406,7 +400,27 @@ pub unsafe fn finalize() -> Outcome {
         drop(open);
         part();
     }
-    Ok(())
+    agreed
+}
+
+/// Waits until all ranks finalize; after a shrink, all those that it has kept.
+fn await_all() -> Outcome {
+    let all = comm::lookup(COMM_WORLD)?;
+    flush()?;
+    if alive().len() < all.size() as usize {
+        let _absent = net::Absence::begin();
+        return joined().map_or(Ok(()), |kolo| Ok(kolo.barrier()?));
+    }
+    let mut last = Schedule::new(&all);
+    crate::collective::algorithms::barrier(&mut last);
+    schedule::complete(last)
+}
+
+/// Waits until all live ranks finalize. No message or collective can do that after a loss. Otherwise the first to leave would end the
+/// agreements of those that still recover.
+fn agree_to_leave() -> Outcome {
+    let _absent = net::Absence::begin();
+    joined().map_or(Ok(()), |kolo| Ok(kolo.agree(0).map(drop)?))
 }
 
 pub unsafe fn initialized(flag: *mut c_int) -> Outcome {

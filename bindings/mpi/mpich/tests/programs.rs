@@ -120,6 +120,18 @@ fn run_ranks_with(
     transport: &str,
     settings: &[(&str, &str)],
 ) {
+    let failures = failures_of(program, arguments, ranks, transport, settings);
+    assert!(failures.is_empty(), "{} with {ranks} ranks over {transport}:\n{failures}", program.display());
+}
+
+/// Runs a program as the ranks of a job; returns what the ranks that failed have written.
+fn failures_of(
+    program: &Path,
+    arguments: &[&str],
+    ranks: usize,
+    transport: &str,
+    settings: &[(&str, &str)],
+) -> String {
     let folder = tempfile::tempdir().unwrap();
     let meeting = format!("file://{}", folder.path().join("meeting").display());
     let start = |rank: usize| {
@@ -137,8 +149,7 @@ fn run_ranks_with(
         command.envs(settings.iter().copied()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let children: Vec<Child> = (0..ranks).map(start).collect();
-    let failures = ended::failures(children, PATIENCE);
-    assert!(failures.is_empty(), "{} with {ranks} ranks over {transport}:\n{failures}", program.display());
+    ended::failures(children, PATIENCE)
 }
 
 fn with_ranks(name: &str, ranks: &[usize]) {
@@ -196,6 +207,24 @@ fn an_abort_writes_what_the_program_has_printed() {
             assert_eq!(String::from_utf8_lossy(&output.stdout), "the last words");
         }
     }
+}
+
+/// Each write to such a socket is a message of its own.
+#[test]
+fn the_last_words_of_a_rank_are_one_write() {
+    let Some(cc) = compiler() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program = program(&cc, "abort", folder.path(), &ABIS[0]);
+    let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let errors = std::os::fd::OwnedFd::from(theirs);
+    let status = Command::new(&program).arg("3").stdout(Stdio::null()).stderr(errors).status().unwrap();
+    let mut words = [0; 1000];
+    let len = ours.recv(&mut words).unwrap();
+    let words = String::from_utf8_lossy(&words[..len]);
+    assert!(
+        status.code() == Some(3) && words.starts_with("kolo: rank 0") && words.ends_with("MPI_Abort\n"),
+        "{words}"
+    );
 }
 
 #[test]
@@ -357,6 +386,25 @@ fn exported_functions(abi: &'static Abi) -> BTreeSet<String> {
 #[test]
 fn survivors() {
     with(&ABIS[..1], "survivors", &[], &[1, 2, 3, 4]);
+}
+
+/// Runs with the MPICH ABI only, as above.
+#[test]
+fn survivors_finalize_without_a_shrink() {
+    for case in ["noticed", "unnoticed", "handler", "again"] {
+        with(&ABIS[..1], "finalizing", &[case], &[3, 4]);
+    }
+    let Some(cc) = compiler() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let program = program(&cc, "finalizing", folder.path(), &ABIS[0]);
+    // The default error handler ends the job, and names the loss.
+    let failures = failures_of(&program, &["fatal"], 3, "shm,tcp", &[]);
+    assert!(failures.contains("rank 2") && failures.contains("lost"), "{failures}");
+}
+
+#[test]
+fn ranks_that_another_aborts_name_their_own_messages() {
+    with_ranks("aborted", &[3]);
 }
 
 #[test]

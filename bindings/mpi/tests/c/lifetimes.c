@@ -99,6 +99,24 @@ static void counts_of_partitions(void) {
 #endif
 }
 
+/* A message of no partitions is complete once it is started; so is its receive, however that is cut. */
+static void no_partitions(void) {
+  for (int kind = 0; kind < 3; kind++) {
+    int data = -1, flag, sent = kind == 2 ? 2 : 0, got = kind == 1 ? 2 : 0;
+    MPI_Request out, in;
+    MPI_Status status;
+    CHECK(!MPI_Psend_init(NULL, sent, 0, MPI_INT, next, 10, MPI_COMM_WORLD, MPI_INFO_NULL, &out));
+    CHECK(!MPI_Precv_init(&data, got, 1, MPI_INT, before, 10, MPI_COMM_WORLD, MPI_INFO_NULL, &in));
+    for (int round = 0; round < 2; round++) {
+      CHECK(!MPI_Start(&out) && !MPI_Start(&in) && !MPI_Pready_range(0, sent - 1, out) && !MPI_Pready_list(0, NULL, out));
+      for (flag = 0; got && !flag;) CHECK(!MPI_Parrived(in, 1, &flag));
+      CHECK(!MPI_Wait(&in, &status) && !MPI_Get_count(&status, MPI_INT, &flag) && flag == 0 && status.MPI_SOURCE == before);
+      CHECK(!MPI_Wait(&out, MPI_STATUS_IGNORE) && data == -1);
+    }
+    CHECK(!MPI_Request_free(&in) && !MPI_Request_free(&out));
+  }
+}
+
 /* A partition arrives although the next is not ready yet. Each rank marks the second ready once the next rank has the first. */
 static void single_partitions(void) {
   int data[2] = {rank, rank + 50}, got[2] = {-1, -1}, flag = 0;
@@ -164,7 +182,7 @@ static void generalized(void) {
 int main(int argc, char **argv) {
   CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   next = (rank + 1) % size, before = (rank + size - 1) % size;
-  freed_objects(), cancelled_sends(), partitions(), single_partitions();
+  freed_objects(), cancelled_sends(), partitions(), no_partitions(), single_partitions();
   counts_of_partitions();
   many_requests(), generalized();
   CHECK(!MPI_Finalize());

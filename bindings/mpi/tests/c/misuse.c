@@ -151,6 +151,14 @@ static void no_buffers(MPI_Comm comm) {
   FAILS(MPI_ERR_BUFFER, MPI_Scatterv(NULL, count, place, MPI_INT, &room, 1, MPI_INT, own, comm));
   FAILS(MPI_ERR_BUFFER, MPI_Allgatherv(&value, 1, MPI_INT, NULL, count, place, MPI_INT, comm));
   FAILS(MPI_ERR_BUFFER, MPI_Alltoallv(NULL, count, place, MPI_INT, &room, count, place, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Bcast(NULL, 1, MPI_INT, 0, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Allgather(&value, 1, MPI_INT, NULL, 1, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Allgather(NULL, 1, MPI_INT, &room, 1, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Alltoall(NULL, 1, MPI_INT, &room, 1, MPI_INT, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Allreduce(NULL, &room, 1, MPI_INT, MPI_SUM, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Allreduce(&value, NULL, 1, MPI_INT, MPI_SUM, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Reduce(&value, NULL, 1, MPI_INT, MPI_SUM, own, comm));
+  FAILS(MPI_ERR_BUFFER, MPI_Reduce_scatter_block(&value, NULL, 1, MPI_INT, MPI_SUM, comm));
   FAILS(MPI_ERR_BUFFER, MPI_Ialltoall(&value, 1, MPI_INT, NULL, 1, MPI_INT, comm, &request));
   FAILS(MPI_ERR_BUFFER, MPI_Bcast(NULL, 1, every_other, own, comm));
   FAILS(MPI_ERR_BUFFER, MPI_Ibcast(NULL, 1, MPI_INT, own, comm, &request));
@@ -164,6 +172,21 @@ static void no_buffers(MPI_Comm comm) {
   FAILS(MPI_ERR_BUFFER, MPI_Pack_external("external32", NULL, 1, MPI_INT, packed, 64, &at));
   FAILS(MPI_ERR_BUFFER, MPI_Unpack_external("external32", NULL, 64, &at, &room, 1, MPI_INT));
   CHECK(position == 0 && at == 0 && room == 0 && !MPI_Type_free(&every_other));
+}
+
+static void no_buffers_for_windows(MPI_Comm comm) {
+  int own, value = 5, room = 0, memory = 7;
+  MPI_Win win;
+  MPI_Comm_rank(comm, &own);
+  CHECK(!MPI_Win_create(&memory, sizeof memory, 1, MPI_INFO_NULL, comm, &win) && !MPI_Win_set_errhandler(win, MPI_ERRORS_RETURN));
+  CHECK(!MPI_Win_fence(0, win));
+  FAILS(MPI_ERR_BUFFER, MPI_Put(NULL, 1, MPI_INT, own, 0, 1, MPI_INT, win));
+  FAILS(MPI_ERR_BUFFER, MPI_Get(NULL, 1, MPI_INT, own, 0, 1, MPI_INT, win));
+  FAILS(MPI_ERR_BUFFER, MPI_Accumulate(NULL, 1, MPI_INT, own, 0, 1, MPI_INT, MPI_SUM, win));
+  FAILS(MPI_ERR_BUFFER, MPI_Fetch_and_op(&value, NULL, MPI_INT, own, 0, MPI_SUM, win));
+  FAILS(MPI_ERR_BUFFER, MPI_Compare_and_swap(&value, NULL, &room, MPI_INT, own, 0, win));
+  CHECK(!MPI_Fetch_and_op(NULL, &room, MPI_INT, own, 0, MPI_NO_OP, win) && !MPI_Put(NULL, 0, MPI_INT, own, 0, 0, MPI_INT, win));
+  CHECK(!MPI_Win_fence(0, win) && room == 7 && memory == 7 && !MPI_Win_free(&win));
 }
 
 /* Only messages can be cancelled, and a partitioned message not even freed while it is under way. */
@@ -235,7 +258,7 @@ int main(int argc, char **argv) {
   FAILS(MPI_ERR_WIN, MPI_Win_fence(0, MPI_WIN_NULL));
   aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF);
   aliases_of_no_neighbor(MPI_COMM_WORLD), aliases_of_no_neighbor(MPI_COMM_SELF), null_handles();
-  no_buffers(MPI_COMM_WORLD), no_buffers(MPI_COMM_SELF);
+  no_buffers(MPI_COMM_WORLD), no_buffers(MPI_COMM_SELF), no_buffers_for_windows(MPI_COMM_WORLD);
   requests_in_progress(), written_attributes(), split_by_other_key();
   MPI_Status several[2];
   FAILS(MPI_ERR_ARG, MPI_Waitall(-1, &request, several));
@@ -275,6 +298,14 @@ int main(int argc, char **argv) {
   CHECK(!MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
   CHECK(!MPI_Add_error_class(&class) && class > MPI_ERR_LASTCODE && !MPI_Add_error_string(class, "ours"));
   CHECK(!MPI_Error_string(class, text, &length) && !strcmp(text, "ours"));
+  /* Every number up to the last code has a text. */
+  const int numbers[] = {54, 102, 200, 255, 300, 16382, MPI_ERR_LASTCODE};
+  for (int i = 0; i < (int)(sizeof numbers / sizeof *numbers); i++) {
+    CHECK(!MPI_Error_string(numbers[i], text, &length) && length > 0 && !MPI_Error_class(numbers[i], &class));
+  }
+  CHECK(!MPI_Error_class(MPI_ERR_LASTCODE, &class) && class == MPI_ERR_UNKNOWN);
+  FAILS(MPI_ERR_ARG, MPI_Error_string(-1, text, &length));
+  FAILS(MPI_ERR_ARG, MPI_Add_error_code(MPI_ERR_LASTCODE, &class));
   FAILS(MPI_ERR_COMM, MPI_Intercomm_create(MPI_COMM_SELF, 0, MPI_COMM_WORLD, rank, 0, &comm));
   CHECK(!MPI_Error_string(MPI_Send(&value, 1, MPI_INT, size, 0, MPI_COMM_WORLD), text, &length) && strstr(text, "communicator of"));
   CHECK(!MPI_Finalize() && !MPI_Finalized(&flag) && flag);

@@ -1,6 +1,7 @@
 /* One-sided: fences, locks, accumulates, shared memory. Any number of ranks. */
 #include "test.h"
 #include <pthread.h>
+#include <sys/resource.h>
 
 /* The synchronisation with a target reports operations that the target has refused, once. */
 static void refused(void) {
@@ -217,11 +218,27 @@ static void flushes_of_threads(void) {
   CHECK(!pthread_join(other, NULL) && !MPI_Win_unlock_all(common) && !MPI_Win_free(&common));
 }
 
+/* A program may start any number of gets before it waits. Their answers do not fill the target's memory. Two ranks. */
+static void gets_without_end(void) {
+  enum { MANY = 16384, BYTES = 128 << 10, LIMIT_KIB = 256 << 10 };
+  char *memory, *into = malloc(BYTES);
+  struct rusage before, after;
+  MPI_Win window;
+  if (size != 2) return free(into);
+  CHECK(!MPI_Win_allocate(BYTES, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));
+  memset(memory, rank + 1, BYTES);
+  CHECK(!getrusage(RUSAGE_SELF, &before) && !MPI_Win_fence(0, window));
+  for (int i = 0; rank == 1 && i < MANY; i++) CHECK(!MPI_Get(into, BYTES, MPI_BYTE, 0, 0, BYTES, MPI_BYTE, window));
+  CHECK(!MPI_Win_fence(0, window) && !getrusage(RUSAGE_SELF, &after) && after.ru_maxrss - before.ru_maxrss < LIMIT_KIB);
+  CHECK((rank == 0 || (into[0] == 1 && into[BYTES - 1] == 1)) && !MPI_Win_free(&window));
+  free(into);
+}
+
 int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints();
+  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

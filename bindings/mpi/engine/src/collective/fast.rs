@@ -47,7 +47,9 @@ pub(super) fn members(how: How, comm: c_int) -> Option<Held<Comm>> {
 pub(super) fn run_of(at: *const c_void, n: i64, of: c_int) -> Option<Memory> {
     let of = datatype::builtin(of)?;
     let len = usize::try_from(n).ok()?.checked_mul(of.size())?;
-    (of.is_flat() && !is_in_place(at)).then_some(Memory { at: at.cast_mut().cast(), len })
+    // NULL for data is an error: the general path reports it.
+    let is_given = !is_in_place(at) && (!at.is_null() || len == 0);
+    (of.is_flat() && is_given).then_some(Memory { at: at.cast_mut().cast(), len })
 }
 
 /// Returns the input of a reduction on elements of a predefined type, with their number and Kolo's form.
@@ -58,12 +60,12 @@ pub(super) fn operand(
     (n, of): (i64, c_int),
     op: c_int,
 ) -> Option<(*const u8, usize, Form)> {
+    let input = if is_in_place(sendbuf) { recvbuf } else { sendbuf };
     // This may be an error: the general path checks it.
-    if sendbuf == recvbuf || is_in_place(recvbuf) {
+    if sendbuf == recvbuf || is_in_place(recvbuf) || input.is_null() {
         return None;
     }
     let kolo = reducible(op, datatype::builtin(of)?)?;
-    let input = if is_in_place(sendbuf) { recvbuf } else { sendbuf };
     Some((input.cast(), usize::try_from(n).ok()?, kolo))
 }
 

@@ -71,6 +71,7 @@ pub unsafe fn allreduce(
 ) -> Outcome {
     if let Some(comm) = fast::members(how, comm)
         && let Some((input, count, kolo)) = fast::operand(sendbuf, recvbuf, (n, of), op)
+        && !recvbuf.is_null()
     {
         return fast::reduction(&comm, Collective::AllReduce, (input, recvbuf.cast()), count, kolo, 0);
     }
@@ -106,7 +107,9 @@ pub unsafe fn reduce(
         let to = root(&comm, to)?;
         // Other ranks may pass anything as the output, such as the address of the input.
         let output = if comm.rank == to { recvbuf } else { std::ptr::null_mut() };
-        if let Some((input, count, kolo)) = fast::operand(sendbuf, output, (n, of), op) {
+        if let Some((input, count, kolo)) = fast::operand(sendbuf, output, (n, of), op)
+            && (comm.rank != to || !output.is_null())
+        {
             if comm.rank != to && count > 0 {
                 not_in_place(sendbuf)?;
             }
@@ -166,6 +169,7 @@ pub unsafe fn reduce_scatter_block(
     // In place, the result comes where the input begins, so it needs a place of its own first.
     if let Some(comm) = fast::members(how, comm).filter(|_| !is_in_place(sendbuf))
         && let Some((input, count, kolo)) = fast::operand(sendbuf, recvbuf, (n, of), op)
+        && !recvbuf.is_null()
     {
         return fast::reduction(&comm, Collective::ReduceScatter, (input, recvbuf.cast()), count, kolo, 0);
     }

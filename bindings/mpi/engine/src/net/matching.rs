@@ -105,6 +105,12 @@ impl Mailbox {
         found.is_some_and(|at| self.unexpected.remove(at).is_some())
     }
 
+    /// Returns the messages that no receive has matched.
+    pub(super) fn unmatched(&self) -> impl Iterator<Item = Found> {
+        let found = |it: &Unexpected| Found { source: it.source, tag: it.tag, bytes: it.body.bytes() };
+        self.unexpected.iter().map(found)
+    }
+
     fn find(&self, source: Option<u32>, tag: Option<i32>) -> Option<usize> {
         self.unexpected.iter().position(|message| {
             source.is_none_or(|wanted| wanted == message.source)

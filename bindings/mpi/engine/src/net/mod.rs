@@ -15,6 +15,7 @@ mod direct;
 mod exposed;
 mod links;
 mod matching;
+mod overdue;
 mod rest;
 mod servant;
 mod source;

@@ -1,6 +1,7 @@
 //! Waiting: polls, with pauses by Kolo's waiting policy.
 
 use std::cell::Cell;
+use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use kolo::internal::wait::{Contention, Next, Pacer, Policy, spin, yield_now};
 
 use super::{Awaited, Completion, Finished, Net, net, rest, servant};
 use crate::collective::schedule;
-use crate::error::{Fail, Outcome};
+use crate::error::{Class, Fail, Outcome};
 use crate::world;
 
 thread_local! {
@@ -237,11 +238,22 @@ fn drive<S, T>(
             limit = (2 * limit).min(NAP_MAX);
             naps += 1;
             if naps.is_multiple_of(NAPS_PER_LOOK) {
-                world::check_job()?;
+                world::check_job().map_err(with_own_wait)?;
                 world::check_time(began)?;
             }
         }
     }
+}
+
+/// Adds to the text of an abort the messages for which this rank waits. If ranks wait for each other, the first to come to its limit ends
+/// the others, and theirs may be the wrong calls.
+fn with_own_wait(mut why: Fail) -> Fail {
+    if why.class == Class::ProcAborted as c_int
+        && let Some(own) = net().ok().and_then(|net| net.overdue())
+    {
+        why.text = format!("{own}; {}", why.text).into();
+    }
+    why
 }
 
 /// Pauses after a poll that moved nothing, as the pacer advises. Returns true instead if it advises to sleep.

@@ -55,6 +55,8 @@ const fn context_of(envelope: u64) -> u32 {
 /// A message that waits for its receiver's answer.
 pub(super) struct Parked {
     pub(super) to: u32,
+    pub(super) context: u32,
+    pub(super) tag: i32,
     pub(super) data: Source,
     pub(super) done: Arc<Completion>,
     /// The reason why the program gives the message up, if it does.
@@ -241,7 +243,7 @@ impl Net {
         }
         if asks || data.len() > EAGER_BYTES {
             let (piece, data_is_flat) = (data.piece(), data.elements().is_none());
-            let number = self.park(to, data, done);
+            let number = self.park(to, (context, tag), data, done);
             let words = [number, piece.len as u64, piece.ptr.expose_provenance() as u64];
             let count = if data_is_flat && self.exposes(to) { 3 } else { 2 };
             self.post_words(to, HEADS, envelope(ANNOUNCED, context, tag), &words[..count]);
@@ -275,7 +277,8 @@ impl Net {
         }
         let body = if asks || data.len() > EAGER_BYTES {
             let bytes = data.len();
-            Body::Announced(Announcement { bytes, number: self.park(rank, data, done), at: None })
+            let number = self.park(rank, (context, tag), data, done);
+            Body::Announced(Announcement { bytes, number, at: None })
         } else {
             let bytes = data.with_bytes(<[u8]>::to_vec);
             self.finish(done, Finished::sent());
@@ -285,9 +288,10 @@ impl Net {
         self.counters.unexpected += 1;
     }
 
-    fn park(&mut self, to: u32, data: Source, done: &Arc<Completion>) -> u64 {
+    fn park(&mut self, to: u32, (context, tag): (u32, i32), data: Source, done: &Arc<Completion>) -> u64 {
         self.next_parked += 1;
-        self.parked.insert(self.next_parked, Parked { to, data, done: Arc::clone(done), given_up: None });
+        let parked = Parked { to, context, tag, data, done: Arc::clone(done), given_up: None };
+        self.parked.insert(self.next_parked, parked);
         self.next_parked
     }
 

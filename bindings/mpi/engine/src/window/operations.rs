@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
+use super::backlog::Until;
 use super::handle_messages::awaited;
 use super::wire::{Cell, Kind, Message};
 use super::{Operation, Window, lookup};
@@ -23,7 +24,9 @@ struct Own {
 
 impl Own {
     fn new(at: *const c_void, n: i64, of: c_int) -> Outcome<Self> {
-        Ok(Self { at: at as usize, count: count(n)?, of: datatype::committed(of)? })
+        let (count, of) = (count(n)?, datatype::committed(of)?);
+        of.check_address(at, count)?;
+        Ok(Self { at: at as usize, count, of })
     }
 
     fn packed(&self) -> Vec<u8> {
@@ -162,7 +165,13 @@ impl Target {
         let bytes = message.len();
         let sent = net::net()?.send_to_window(self.window.world(rank), message);
         self.window.has_told(rank);
-        sent.map_or(Ok(()), |done| self.window.backlog.add(rank, done, bytes))
+        sent.map_or(Ok(()), |done| self.window.backlog.add(rank, Until::Sent(done), bytes))
+    }
+
+    /// Waits while the answers of operations that have been sent are too long for their targets' memory.
+    fn limit(&self, operation: &Arc<Operation>, bytes: usize) -> Outcome {
+        let until = |rank| (rank, Until::Answered(Arc::clone(operation)));
+        self.rank.map(until).map_or(Ok(()), |(rank, until)| self.window.backlog.add(rank, until, bytes))
     }
 
     /// Leaves an operation without a request to the next synchronisation with the target.
@@ -249,6 +258,7 @@ fn getting(own: &Own, target: &Target) -> Outcome<Arc<Operation>> {
     let cells = target.bytes()?;
     let (operation, number) = target.operation(Some(own.sink()));
     target.send(Message { of: BYTE, cells, ..Message::plain(Kind::Get, 0, number) })?;
+    target.limit(&operation, own.bytes())?;
     Ok(operation)
 }
 
@@ -278,6 +288,9 @@ fn accumulating(
         ..Message::plain(Kind::Accumulate, 0, number)
     };
     target.send(message)?;
+    if let Some(result) = result {
+        target.limit(&operation, result.bytes())?;
+    }
     Ok(operation)
 }
 
