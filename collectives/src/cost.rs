@@ -20,7 +20,7 @@ use crate::model::Model;
 use crate::plan::Collective;
 use crate::task::Task;
 
-pub(crate) use bill::{Bill, Busy, Reach};
+pub(crate) use bill::{Bill, Busy, Reach, leaving};
 
 /// How the data of one operation is cut up for a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -39,7 +39,13 @@ fn clusters() -> Vec<Cluster> {
 fn closed_forms_agree_with_the_simulator() {
     let (mut points, mut near) = (0, 0);
     let mut report = String::new();
-    for cluster in clusters() {
+    // Hosts with a number of ranks, or ranks with a number of hosts, that is no power of two.
+    let uneven = [(3, 4), (2, 5)].map(|(hosts, ranks_per_host)| Cluster {
+        hosts,
+        ranks_per_host,
+        ..Cluster::default()
+    });
+    for cluster in clusters().into_iter().chain(uneven) {
         for collective in COLLECTIVES {
             let task = task_on(collective, &cluster);
             for algorithm in Algorithm::ALL {
@@ -113,6 +119,29 @@ fn the_choice_is_near_the_best_of_all_by_simulation() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn hosts_of_unequal_size_keep_long_vectors_within_hosts() {
+    let hosts = |ranks: &[u32]| -> Vec<u32> {
+        ranks.iter().zip(0..).flat_map(|(ranks, host)| (0..*ranks).map(move |_| host)).collect()
+    };
+    let gigabit = LinkClass { latency_seconds: 100e-6, bytes_per_second: 113e6, ..Model::TCP.inter };
+    let model = Model { inter: gigabit, nic_bytes_per_second: 113e6, ..Model::TCP };
+    for ranks in [&[1, 3, 7][..], &[4, 4, 1, 4], &[2, 6]] {
+        let hosts = hosts(ranks);
+        let task = Task::new(Collective::AllReduce, hosts.len() as u32).with_hosts(hosts).with_stages();
+        for bytes in [64 << 10, 256 << 10, 2 << 20, 16 << 20] {
+            let choice = select(&task, bytes, 4, false, Order::Any, &model, None).expect("a choice");
+            // By halving and along trees, several ranks of the largest host send most of the vector to other hosts.
+            assert!(
+                matches!(choice.algorithm, Algorithm::HierarchicalStaged | Algorithm::Ring),
+                "{bytes} B on {ranks:?}: {} {}",
+                choice.algorithm,
+                choice.reason
+            );
         }
     }
 }

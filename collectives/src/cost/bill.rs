@@ -1,8 +1,10 @@
 //! Cost of a plan, summed exchange by exchange. Generators state their costs by the methods of [`Bill`].
 
+use std::sync::Arc;
+
 use crate::contention::{Pattern, Weight};
 use crate::model::{LinkClass, Model};
-use crate::rounds::floor_log2;
+use crate::rounds::{Fold, floor_log2};
 use crate::task::Task;
 
 /// Distance that the messages of an exchange go.
@@ -10,7 +12,8 @@ use crate::task::Task;
 pub(crate) enum Reach {
     /// To a rank of the same host.
     Host,
-    /// To another host, for this share of a host's ranks at the same time.
+    /// To another host, for this share of a host's ranks at the same time; above 1 if the busiest host has more ranks than
+    /// others.
     Network(f64),
     /// To another host for this share of the ranks, within the host for the others. A chain of such exchanges meets
     /// both kinds in that proportion.
@@ -62,6 +65,8 @@ pub(crate) struct Bill {
     pub(crate) hosts: u32,
     /// Ranks per host.
     pub(crate) local: u32,
+    /// The host of each rank, if the distance between two ranks does not say whether they share a host.
+    pub(crate) placement: Option<Arc<[u32]>>,
     width: f64,
     /// Bytes that a rank receives in one phase of the whole call.
     inbound: f64,
@@ -85,6 +90,7 @@ impl Bill {
             p,
             hosts,
             local: p.div_ceil(hosts),
+            placement: placement(task, hosts),
             width: f64::from(task.params.width.max(1)),
             inbound,
             suits_links: false,
@@ -121,7 +127,28 @@ impl Bill {
 
     /// Returns how far apart partners are whose numbers differ in one bit: they share a host if that bit is low.
     pub(crate) fn partner(&self, distance: u32) -> Reach {
+        if let Some(placement) = &self.placement {
+            let active = 0..1 << floor_log2(self.p);
+            let first = active.filter(|index| index & distance == 0);
+            let rank = |index| Fold::rank_of(index, self.p);
+            return self.apart(placement, first.map(|index| (rank(index), rank(index | distance))));
+        }
         if self.hosts == 1 || distance < self.local { Reach::Host } else { Reach::Network(1.0) }
+    }
+
+    /// Returns how far ranks without a partner are from the ranks that act for them.
+    fn substitute(&self) -> Reach {
+        let Some(placement) = &self.placement else { return self.partner(1) };
+        let extras = self.p - (1 << floor_log2(self.p));
+        self.apart(placement, (0..extras).map(|pair| (2 * pair, 2 * pair + 1)))
+    }
+
+    /// Returns how far the messages between these pairs of ranks go. The host that most of them leave decides.
+    fn apart(&self, placement: &[u32], pairs: impl Iterator<Item = (u32, u32)>) -> Reach {
+        match leaving(placement, pairs) {
+            0 => Reach::Host,
+            most => Reach::Network(f64::from(most) / f64::from(self.local)),
+        }
     }
 
     /// Adds an exchange: all ranks send and receive `messages` messages, `bytes` in all, and then go on.
@@ -193,7 +220,7 @@ impl Bill {
         } else {
             0.0
         };
-        let memory = 2.0 * ranks * (1.0 - crossing) * bytes / self.model.memory_bytes_per_second;
+        let memory = 2.0 * ranks * (1.0 - crossing).max(0.0) * bytes / self.model.memory_bytes_per_second;
         let memory = if self.local > 1 { memory } else { 0.0 };
         self.busy.interface += interface;
         self.busy.memory += memory;
@@ -362,10 +389,11 @@ impl Bill {
     /// without a partner hand their contribution over first and get the result at the end.
     pub(crate) fn doubling(&mut self, whole: f64, first: f64, reduces: bool) {
         if !self.p.is_power_of_two() && whole > 0.0 {
-            self.exchange(Pattern::Pairs, self.partner(1), 1.0, whole, reduces);
+            let reach = self.substitute();
+            self.exchange(Pattern::Pairs, reach, 1.0, whole, reduces);
             // Both ways use different directions of the link, and only some ranks use the way back.
             let busy = self.busy;
-            self.exchange(Pattern::Pairs, self.partner(1), 1.0, whole, false);
+            self.exchange(Pattern::Pairs, reach, 1.0, whole, false);
             self.busy = busy;
         }
         let halves = first < whole || whole == 0.0;
@@ -374,6 +402,33 @@ impl Bill {
             self.exchange(Pattern::Pairs, self.partner(1 << round), 1.0, bytes, reduces);
         }
     }
+}
+
+/// Returns the host of each rank, unless distances say as much: hosts have one rank each, or consecutive ranks whose numbers
+/// are powers of two.
+fn placement(task: &Task, hosts: u32) -> Option<Arc<[u32]>> {
+    let (p, placement) = (task.world_size, task.hosts.as_ref()?);
+    let local = p.div_ceil(hosts);
+    let begins = |rank: usize| rank - rank % local as usize;
+    let is_even = local.is_power_of_two()
+        && p == hosts * local
+        && p.is_power_of_two()
+        && (0..placement.len()).all(|rank| placement[rank] == placement[begins(rank)]);
+    let is_listed = placement.len() == p as usize && placement.iter().all(|host| *host < p);
+    (hosts > 1 && local > 1 && !is_even && is_listed).then(|| Arc::clone(placement))
+}
+
+/// Returns how many of these pairs of ranks are parted by the border of a host: the number for the host that has the most.
+pub(crate) fn leaving(placement: &[u32], pairs: impl Iterator<Item = (u32, u32)>) -> u32 {
+    let mut counts = vec![0; placement.len()];
+    for (one, other) in pairs {
+        let [one, other] = [one, other].map(|rank| placement[rank as usize] as usize);
+        if one != other {
+            counts[one] += 1;
+            counts[other] += 1;
+        }
+    }
+    counts.into_iter().max().unwrap_or(0)
 }
 
 /// Returns the time of `count` messages, one after the other. Between hosts the processor works while the link does,

@@ -10,7 +10,7 @@
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
 use crate::contention::Pattern;
-use crate::cost::{Bill, Reach};
+use crate::cost::{Bill, Reach, leaving};
 use crate::generator::Generator;
 use crate::generators::copy_own;
 use crate::plan::{Blocks, Collective, Cut, Plan, Space};
@@ -71,12 +71,18 @@ impl Generator for Tree {
     /// the same time, or are served one after the other, twice that: three quarters are typical. Over a segment,
     /// each rank passes on every byte twice.
     fn cost(&self, task: &Task, bytes: f64, bill: &mut Bill) {
-        let (inner, outer) = if bill.hosts == 1 {
-            (floor_log2(task.world_size), 0)
-        } else {
-            (floor_log2(bill.local), floor_log2(bill.hosts))
-        };
+        let p = task.world_size;
         let one = bill.one_per_host();
+        let (inner, outer, busiest) = match &bill.placement {
+            Some(placement) => {
+                let (inner, outer) = longest_way(placement, p);
+                // Four edges carry two vectors.
+                let edges = leaving(placement, [First, Second].into_iter().flat_map(|tree| edges(tree, p)));
+                (inner, outer, Reach::Network(f64::from(edges) / 4.0 / f64::from(bill.local)))
+            }
+            None if bill.hosts == 1 => (floor_log2(p), 0, Reach::Host),
+            None => (floor_log2(bill.local), floor_log2(bill.hosts), one),
+        };
         let busy = bill.busy;
         for (reach, levels) in [(Reach::Host, inner), (one, outer)] {
             for _ in 0..levels {
@@ -85,8 +91,8 @@ impl Generator for Tree {
             }
         }
         bill.busy = busy;
-        let reach = if outer > 0 { one } else { Reach::Host };
-        let full = if task.world_size > 2 { 2.0 } else { 1.0 };
+        let reach = if outer > 0 { busiest } else { Reach::Host };
+        let full = if p > 2 { 2.0 } else { 1.0 };
         bill.transfer(reach, full, full * bytes);
         bill.work(reach, 2.0 * full, bytes, true);
     }
@@ -132,6 +138,24 @@ impl Which {
             Second => (node + p - 2) % p,
         }
     }
+}
+
+/// Returns the edges of a tree, as ranks of a child and its parent.
+fn edges(tree: Which, p: u32) -> impl Iterator<Item = (u32, u32)> {
+    (1..=p).filter_map(move |node| Some((tree.rank(node, p), tree.rank(parent(node, p)?, p))))
+}
+
+/// Returns the edges from a leaf to the root, within hosts and between them, for the leaf with the most of the latter.
+fn longest_way(placement: &[u32], p: u32) -> (u32, u32) {
+    let way = |tree: Which, node: u32| {
+        let nodes = std::iter::successors(Some(node), |node| parent(*node, p));
+        let hosts: Vec<u32> = nodes.map(|node| placement[tree.rank(node, p) as usize]).collect();
+        let far = hosts.windows(2).filter(|ends| ends[0] != ends[1]).count() as u32;
+        (far, hosts.len() as u32 - 1 - far)
+    };
+    let ways = [First, Second].into_iter().flat_map(|tree| (1..=p).map(move |node| way(tree, node)));
+    let (far, near) = ways.max().unwrap_or_default();
+    (near, far)
 }
 
 /// Returns the parent of a node. In the complete tree, it is the node with its lowest set bit cleared and the

@@ -43,8 +43,11 @@ const FIRST_BYTES_ON_RAILS: usize = 512 << 10;
 /// Number of long messages. The best rate counts, since other messages may have waited for a CPU.
 const LONG_ONES: u32 = 3;
 
-/// Most round trips spent on measuring a rate. On a long path, a connection's window grows only with the round trips.
+/// Most round trips spent on measuring a rate.
 const PATIENCE_IN_ROUND_TRIPS: u32 = 10;
+
+/// The same on a far path, where a connection's window grows only with the round trips.
+const FAR_PATIENCE_IN_ROUND_TRIPS: u32 = 25;
 
 /// Round trip from which a pair of hosts counts as far. There, the rate of a short message shows only how the
 /// connection's window grows. Messages to a far host are sent in halves, of which the second finds the window that the
@@ -283,6 +286,10 @@ fn measure<W: Wire>(
     let most = effort.last_bytes.min(buffers.out.len());
     let first = if wire.has_rails(partner) { FIRST_BYTES_ON_RAILS } else { FIRST_BYTES };
     let (begun, mut len, mut rate, mut long) = (wire.now(), first.min(most), Rate::default(), 0);
+    let (step, patience) = match round_trip >= FAR {
+        true => (FAR_STEP, FAR_PATIENCE_IN_ROUND_TRIPS),
+        false => (2, PATIENCE_IN_ROUND_TRIPS),
+    };
     let mut is_over = false;
     while long < LONG_ONES {
         let sent = wire.now();
@@ -302,9 +309,7 @@ fn measure<W: Wire>(
         let way = if took > 2 * round_trip { round_trip } else { Duration::ZERO };
         rate.note(len as f64 / (took - way).as_secs_f64().max(1e-7));
         let is_long = took > (effort.long_in_round_trips * round_trip).min(effort.long.max(3 * round_trip));
-        if took > effort.longest.max(4 * round_trip)
-            || spent > (PATIENCE_IN_ROUND_TRIPS * round_trip).max(effort.total)
-        {
+        if took > effort.longest.max(4 * round_trip) || spent > (patience * round_trip).max(effort.total) {
             // One more message distinguishes a slow link from a message that was delayed.
             if is_over || rate.is_settled() {
                 break;
@@ -314,7 +319,7 @@ fn measure<W: Wire>(
         }
         long += u32::from(is_long || len == most);
         if !is_long && len < most {
-            len = (2 * len).min(most);
+            len = (step * len).min(most);
         }
     }
     Ok(rate)

@@ -156,6 +156,30 @@ fn a_far_link_is_found_while_the_windows_of_its_connections_grow() {
     }
 }
 
+/// Returns the rate of a thorough measurement from host 0 to host 1, and its time.
+fn thorough(latency: Duration, rate: f64) -> (f64, Duration) {
+    let mut lines = lines(2, latency, |_| rate);
+    lines.iter_mut().for_each(|line| line.windows = Some(HashMap::new()));
+    let (mut there, mut here) = (lines.pop().unwrap(), lines.pop().unwrap());
+    let serves = std::thread::spawn(move || serve(&mut there, 0, &mut Buffers::new(&Effort::THOROUGH)));
+    let mut buffers = Buffers::new(&Effort::THOROUGH);
+    let found = super::rate(&mut here, 1, Way::Out, 2 * latency, &Effort::THOROUGH, &mut buffers).unwrap();
+    end(&mut here, 1).unwrap();
+    serves.join().unwrap().unwrap();
+    (found, here.here)
+}
+
+#[test]
+fn a_thorough_measurement_waits_until_the_window_of_a_far_path_is_open() {
+    for (latency_ms, rate) in [(1, 125e6), (5, 125e6), (25, 125e6), (50, 125e6), (100, 12.5e6), (25, 1.25e6)]
+    {
+        let latency = Duration::from_millis(latency_ms);
+        let (found, took) = thorough(latency, rate);
+        assert!((0.75..1.25).contains(&(found / rate)), "{latency_ms} ms, {rate}: {found} in {took:?}");
+        assert!(took < 40 * (2 * latency) + Duration::from_secs(1), "{latency_ms} ms, {rate}: {took:?}");
+    }
+}
+
 #[test]
 fn an_end_that_is_late_does_not_make_a_link_faster() {
     for late in [[0.4, 0.0], [0.0, 0.4]] {
