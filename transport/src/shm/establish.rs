@@ -35,6 +35,9 @@ pub(crate) const NAME: &str = "shm";
 pub(crate) const NO_PEER: u32 = u32::MAX;
 /// Time after which a leader whose backlog is full is asked again; one accept makes room in the backlog.
 const RETRY: Duration = Duration::from_millis(1);
+/// Time after the deadline in which a leader that gives up says so. Only the leader knows which ranks have not come, and its
+/// deadline may be a little later than that of the others.
+const VERDICT_GRACE: Duration = Duration::from_millis(500);
 /// Time after which a waiting leader checks whether the missing members are still alive, and a waiting member whether
 /// the leader is. Members of one host arrive within much less time, and a person takes longer to suspect a hang.
 pub(crate) const LOOK_FOR_THE_GONE: Duration = Duration::from_millis(200);
@@ -372,7 +375,7 @@ impl ShmEndpoint {
         };
         let arena =
             Arena::open(&fd, members, self.fences()).map_err(|e| system("mapping the shared arena", e))?;
-        self.await_assembly(&arena, leader, || remaining(deadline).ok_or_else(late))?;
+        self.await_assembly(&arena, leader, || remaining(deadline + VERDICT_GRACE).ok_or_else(late))?;
         Ok(arena)
     }
 

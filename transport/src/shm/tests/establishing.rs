@@ -27,6 +27,22 @@ fn a_leader_notices_that_a_member_is_gone() {
     });
 }
 
+/// The third is stopped. A member that has the arena must not blame the leader for it.
+#[test]
+fn only_the_leader_says_who_has_not_come() {
+    let mut world = introduced(3, &ShmOptions::default());
+    std::thread::scope(|scope| {
+        let mut members = world.iter_mut();
+        let [leader, second] = std::array::from_fn(|_| members.next().expect("three"));
+        let soon = Instant::now() + Duration::from_millis(500);
+        let waits = scope.spawn(move || second.establish(soon).expect_err("the third does not come"));
+        let error = leader.establish(soon + Duration::from_millis(50)).expect_err("the third does not come");
+        assert_eq!((error.kind, error.peer), (ErrorKind::Timeout, Some(2)), "{error}");
+        let error = waits.join().expect("no panic");
+        assert_eq!(error.kind, ErrorKind::PeerLost, "the leader has given up, with a reason: {error}");
+    });
+}
+
 /// A rank that ended once it had the arena would pass for one on another host with those that had not met it.
 #[test]
 fn no_rank_goes_on_before_all_have_met() {
