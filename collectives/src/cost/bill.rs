@@ -404,8 +404,8 @@ impl Bill {
     }
 }
 
-/// Returns the host of each rank, unless distances say as much: hosts have one rank each, or consecutive ranks whose numbers
-/// are powers of two.
+/// Returns the host of each rank; `None` where the distance between two ranks tells whether they share one, that is, with one
+/// rank per host, or with a power of two of consecutive ranks on each of as many hosts.
 fn placement(task: &Task, hosts: u32) -> Option<Arc<[u32]>> {
     let (p, placement) = (task.world_size, task.hosts.as_ref()?);
     let local = p.div_ceil(hosts);
