@@ -8,7 +8,7 @@ use crate::call::Waited;
 use crate::communicator::{Left, Places, WORLD, grow, join_admitted, patience, settings};
 use crate::config::{Config, Elastic};
 use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, Until, first_invitation};
-use crate::error::{Error, Result};
+use crate::error::{Error, JoinFailure, Result};
 use crate::files::keep_secret;
 use crate::job::{MAX_WORLD_SIZE, deadline_after};
 use crate::join::JoinSpec;
@@ -166,6 +166,14 @@ impl Communicator {
     }
 }
 
+/// Returns whether no transport reaches a member, unless the attempt before ended alike. A member that has just ended is out of
+/// reach too, and the next attempt is without it.
+fn newly_unreached(before: &mut Option<String>, error: &Error) -> bool {
+    let is_apart = matches!(error, Error::Join { kind: JoinFailure::NoTransport, .. });
+    let text = error.to_string();
+    is_apart && before.replace(text.clone()) != Some(text)
+}
+
 /// Settings of a newcomer that joins.
 pub(super) struct Joining<'a> {
     /// Returns the invitation. It is asked for again when no member answers.
@@ -188,6 +196,7 @@ pub(super) fn join(
     let invitation = first_invitation(how.invite, reach)?;
     let own = settings(config)?;
     let applicant = Applicant::new(&invitation, spec, own, how.slot, config.silent_after, runtime)?;
+    let mut unreached = None;
     loop {
         let mut offer = applicant.wait(how.invite, reach, until)?;
         let deadline = deadline_after(offer.admission.patience);
@@ -204,7 +213,9 @@ pub(super) fn join(
                 ),
             },
             // This rank caused the failure, so it would occur again.
-            Err(error) if !may_be_theirs(&error) => return Err(error),
+            Err(error) if !may_be_theirs(&error) && !newly_unreached(&mut unreached, &error) => {
+                return Err(error);
+            }
             Err(error) => {
                 tracing::info!(%error, "the members have abandoned the attempt; this newcomer waits for the next one")
             }
