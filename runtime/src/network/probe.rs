@@ -286,9 +286,10 @@ fn measure<W: Wire>(
     let most = effort.last_bytes.min(buffers.out.len());
     let first = if wire.has_rails(partner) { FIRST_BYTES_ON_RAILS } else { FIRST_BYTES };
     let (begun, mut len, mut rate, mut long) = (wire.now(), first.min(most), Rate::default(), 0);
-    let (step, patience) = match round_trip >= FAR {
-        true => (FAR_STEP, FAR_PATIENCE_IN_ROUND_TRIPS),
-        false => (2, PATIENCE_IN_ROUND_TRIPS),
+    let (step, patience) = if round_trip >= FAR {
+        (FAR_STEP, FAR_PATIENCE_IN_ROUND_TRIPS)
+    } else {
+        (2, PATIENCE_IN_ROUND_TRIPS)
     };
     let mut is_over = false;
     while long < LONG_ONES {

@@ -125,16 +125,14 @@ class Collectives:
         """Ranks other than the root may pass any output: nothing is written to it."""
         opts = options("gather_single", _ROOTED, opts, more, named)
         root = _root(opts)
-        source = staged(input)
-        kind, count = moved_as(source)
         if self._engine.comm.rank != root:
-            arguments = (GATHER, source.data_ptr(), 0, count, kind, SUM, 1.0, root)
-            return self._engine.collective("gather", arguments, opts, source, [], None, [input])
+            return self._hand_over(input, root, opts)
         ranks = self._engine.comm.world_size
         if output.numel() != input.numel() * ranks or output.dtype != input.dtype:
             raise _unfit("gather_single", "output", output, "input", input, ranks)
         check_devices((output, input))
-        room = room_for(output)
+        source, room = staged(input), room_for(output)
+        kind, count = moved_as(source)
         after = copying_back(output, room)
         arguments = (GATHER, source.data_ptr(), room.data_ptr(), count, kind, SUM, 1.0, root)
         return self._engine.collective("gather", arguments, opts, (source, room), [output], after, [input])
@@ -247,15 +245,13 @@ class Collectives:
         opts = options("gather", _ROOTED, opts, more, named)
         root = _root(opts)
         input = _only(inputs, "gather")
-        source = staged(input)
-        kind, count = moved_as(source)
         if self._engine.comm.rank != root:
-            arguments = (GATHER, source.data_ptr(), 0, count, kind, SUM, 1.0, root)
-            return self._engine.collective("gather", arguments, opts, source, [], None, [input])
+            return self._hand_over(input, root, opts)
         outputs = _list(outputs, "gather")
         self._expect_per_rank("gather", "output", outputs)
         self._expect_alike("gather", input, outputs)
-        room = flat_room(outputs[0], input.numel() * len(outputs))
+        source, room = staged(input), flat_room(outputs[0], input.numel() * len(outputs))
+        kind, count = moved_as(source)
         arguments = (GATHER, source.data_ptr(), room.data_ptr(), count, kind, SUM, 1.0, root)
         owner, after = (source, room), _spread(room, outputs)
         return self._engine.collective("gather", arguments, opts, owner, outputs, after, [input])
@@ -281,6 +277,13 @@ class Collectives:
         return self._engine.collective("scatter", arguments, opts, owner, [output], after, inputs)
 
     # Helpers.
+
+    def _hand_over(self, input, root: int, opts):
+        """Gives the input to the root of a gather."""
+        source = staged(input)
+        kind, count = moved_as(source)
+        arguments = (GATHER, source.data_ptr(), 0, count, kind, SUM, 1.0, root)
+        return self._engine.collective("gather", arguments, opts, source, [], None, [input])
 
     def _gathering(self, output, input, opts) -> tuple:
         check_devices((output, input))
