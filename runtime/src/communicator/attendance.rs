@@ -8,14 +8,14 @@
 
 use std::thread::JoinHandle;
 
-#[cfg(kolo_model = "runtime")]
+#[cfg(kolo_model)]
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-#[cfg(kolo_model = "runtime")]
+#[cfg(kolo_model)]
 use loom::sync::{Condvar, Mutex, MutexGuard};
 use std::sync::PoisonError;
-#[cfg(not(kolo_model = "runtime"))]
+#[cfg(not(kolo_model))]
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-#[cfg(not(kolo_model = "runtime"))]
+#[cfg(not(kolo_model))]
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// fences.
 #[inline(always)]
 fn in_one_order() {
-    #[cfg(kolo_model = "runtime")]
+    #[cfg(kolo_model)]
     loom::sync::atomic::fence(Ordering::SeqCst);
 }
 
@@ -122,13 +122,13 @@ impl Attendance {
     }
 
     /// Lets the helper sleep for `time`, whether or not there is work.
-    #[cfg(not(kolo_model = "runtime"))]
+    #[cfg(not(kolo_model))]
     pub(crate) fn nap<'a>(&self, helper: MutexGuard<'a, Helper>, time: Duration) -> MutexGuard<'a, Helper> {
         self.wake.wait_timeout(helper, time).unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// In loom's models, a nap may be over at once.
-    #[cfg(kolo_model = "runtime")]
+    #[cfg(kolo_model)]
     pub(crate) fn nap<'a>(&self, helper: MutexGuard<'a, Helper>, _: Duration) -> MutexGuard<'a, Helper> {
         helper
     }
@@ -180,7 +180,7 @@ impl Drop for Attended<'_> {
     }
 }
 
-#[cfg(all(test, kolo_model = "runtime"))]
+#[cfg(all(test, kolo_model))]
 mod models {
     use loom::sync::Arc;
     use loom::thread;

@@ -33,7 +33,7 @@ use crate::sys::fences::Fences;
 use crate::sys::map::Mapping;
 use crate::sys::{futex, memfd};
 
-pub(crate) const IS_MODEL: bool = cfg!(kolo_model = "transport");
+pub(crate) const IS_MODEL: bool = cfg!(kolo_model);
 
 /// Longest payload per member in an exchange, in bytes. A longer call takes several exchanges.
 pub const EXCHANGE_MAX: usize = 648 * 1024;

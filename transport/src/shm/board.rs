@@ -35,7 +35,7 @@ impl ShmEndpoint {
     }
 }
 
-#[cfg(all(test, kolo_model = "transport"))]
+#[cfg(all(test, kolo_model))]
 impl Board {
     /// Makes a board without sockets: in a model, no thread sleeps on a descriptor.
     pub(super) fn modelled(arena: Arena, member: u32) -> Self {

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg(not(kolo_model = "transport"))]
+    #[cfg(not(kolo_model))]
     fn many_members_have_few() {
         let counts = |members| Buffers::new(members).rows.map(|row| row.count);
         assert_eq!(counts(2), [8, 512, 256, 128, 64, 32, 16, 8, 4, 2]);

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use super::arena::{Arena, EXCHANGE_MAX, bell_bit};
 use super::board::Board;
 use super::copier::Copier;
-#[cfg(all(test, kolo_model = "transport"))]
+#[cfg(all(test, kolo_model))]
 use super::copier::Stores;
 use super::endpoint::ShmEndpoint;
 use super::places::Places;
@@ -174,7 +174,7 @@ impl ShmEndpoint {
     }
 }
 
-#[cfg(all(test, kolo_model = "transport"))]
+#[cfg(all(test, kolo_model))]
 impl Exchange {
     /// Makes an exchange without an endpoint.
     pub(super) fn modelled(arena: Arena, member: u32) -> Self {

@@ -61,7 +61,7 @@ mod hello;
 mod host;
 mod lane;
 mod link;
-#[cfg(all(test, kolo_model = "transport"))]
+#[cfg(all(test, kolo_model))]
 mod models;
 mod options;
 mod pages;

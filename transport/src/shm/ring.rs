@@ -41,7 +41,7 @@ use crate::sys::map::Mapping;
 /// Number of cells of a channel: the control page without its first two lines, in cells.
 ///
 /// Models use few cells so that they soon reuse them.
-pub(crate) const CELLS: u32 = if cfg!(kolo_model = "transport") { 3 } else { 30 };
+pub(crate) const CELLS: u32 = if cfg!(kolo_model) { 3 } else { 30 };
 pub(super) const CELL_BYTES: usize = 128;
 pub(super) const CELLS_OFFSET: usize = 256;
 const _: () = assert!(CELLS_OFFSET + 30 * CELL_BYTES == CONTROL_BYTES && CELLS <= 30);

@@ -1,16 +1,16 @@
 //! Atomic words that several processes use at once. They are the processor's atomics, or loom's in the models
 //! (`.ci/models`), which run every order of events that the memory model permits.
 
-#[cfg(not(kolo_model = "transport"))]
+#[cfg(not(kolo_model))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64};
 
-#[cfg(not(kolo_model = "transport"))]
+#[cfg(not(kolo_model))]
 pub(crate) use std::sync::atomic::fence;
 
-#[cfg(kolo_model = "transport")]
+#[cfg(kolo_model)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
 
-#[cfg(kolo_model = "transport")]
+#[cfg(kolo_model)]
 pub(crate) use loom::sync::atomic::fence;
 
 /// An atomic integer in shared memory.

@@ -4,14 +4,14 @@ pub(crate) mod atomic;
 pub(crate) mod credentials;
 pub(crate) mod descriptors;
 pub(crate) mod fences;
-#[cfg(not(kolo_model = "transport"))]
+#[cfg(not(kolo_model))]
 pub(crate) mod futex;
 pub(crate) mod lines;
 pub(crate) mod map;
 pub(crate) mod memfd;
-#[cfg(kolo_model = "transport")]
+#[cfg(kolo_model)]
 pub(crate) mod modelled;
-#[cfg(kolo_model = "transport")]
+#[cfg(kolo_model)]
 pub(crate) use modelled as futex;
 pub(crate) mod process;
 pub(crate) mod unix;
