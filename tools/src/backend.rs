@@ -2,6 +2,7 @@
 //!
 //! Everything above this file is written against [`Comm`], so that it can be tested without a cluster.
 
+use std::collections::HashMap;
 use std::ops::DerefMut;
 use std::sync::Mutex;
 
@@ -287,17 +288,27 @@ impl Comm for Communicator {
 
     fn summary(&self) -> Vec<String> {
         let mut lines = vec![Self::summary(self)];
+        // A reason stands once, since it may be long.
+        let mut told: HashMap<String, u32> = HashMap::new();
         for route in self.routes() {
-            let declined: Vec<_> =
-                route.declined.iter().map(|(name, reason)| format!("; not {name}: {reason}")).collect();
-            lines.push(format!(
-                "rank {} to rank {}: {} ({}){}",
+            let mut line = format!(
+                "rank {} to rank {}: {} ({})",
                 Self::rank(self),
                 route.peer,
                 route.transport,
-                route.how,
-                declined.concat()
-            ));
+                route.how
+            );
+            for (name, reason) in &route.declined {
+                let reason = format!("; not {name}: {reason}");
+                match told.get(&reason) {
+                    Some(peer) => line += &format!("; not {name}: as for rank {peer}"),
+                    None => {
+                        line += &reason;
+                        told.insert(reason, route.peer);
+                    }
+                }
+            }
+            lines.push(line);
         }
         lines
     }
