@@ -7,9 +7,10 @@
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All fuzz targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     ("tcp_hello", tcp_hello),
     ("tcp_address", tcp_address),
+    ("tcp_inbound", tcp_inbound),
     ("shm_hello", shm_hello),
     ("shm_control", shm_control),
     ("rdma_hello", rdma_hello),
@@ -25,6 +26,11 @@ pub fn tcp_hello(bytes: &[u8]) {
 /// Parses the address of a TCP endpoint.
 pub fn tcp_address(bytes: &[u8]) {
     crate::tcp::fuzz_address(bytes);
+}
+
+/// Receives messages and their parts from a peer that breaks the protocol.
+pub fn tcp_inbound(script: &[u8]) {
+    crate::tcp::fuzz_inbound(script);
 }
 
 /// Parses the greeting and the addresses that go over UNIX sockets.

@@ -31,6 +31,8 @@ use crate::endpoint::{Channel, Envelope, Event, GRAIN_BYTES, Token};
 use crate::error::{Error, ErrorKind};
 use crate::pieces::{Cursor, Eater, Pieces};
 
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzz;
 mod parts;
 
 /// Destination of a message.

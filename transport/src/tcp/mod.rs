@@ -126,3 +126,9 @@ pub(crate) fn fuzz_address(bytes: &[u8]) {
         assert!(address::Address::decode(&address.encode()).is_ok());
     }
 }
+
+/// See [`crate::fuzzing`].
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz_inbound(script: &[u8]) {
+    inbound::fuzz::run(script);
+}
