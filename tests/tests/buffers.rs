@@ -95,6 +95,36 @@ fn blocks_of_unequal_length(comm: &Communicator, memory: &mut [i32]) {
     }
 }
 
+/// A rank's own block that is not as long in the input as in the output.
+fn own_blocks(comm: &Communicator, memory: &mut [i32]) {
+    let (input, output) = memory.split_at_mut(RANKS * COUNT + 1);
+    let each = [COUNT; RANKS];
+    let mut longer = each;
+    longer[comm.rank() as usize] += 1;
+    let cases: [(Collective, &[usize], &[usize]); 6] = [
+        (Collective::AllGather, &[COUNT], &longer),
+        (Collective::ReduceScatter, &longer, &[COUNT]),
+        (Collective::Gather, &[COUNT], &longer),
+        (Collective::Scatter, &longer, &[COUNT]),
+        (Collective::AllToAll, &longer, &each),
+        (Collective::AllToAll, &each, &longer),
+    ];
+    for (collective, input_counts, output_counts) in cases {
+        let call = RawCallV {
+            collective,
+            input: input.as_ptr().cast(),
+            input_counts,
+            output: output.as_mut_ptr().cast(),
+            output_counts,
+            data_type: DataType::I32,
+            op: ReduceOp::Sum,
+            root: comm.rank(),
+        };
+        // SAFETY: refused before any memory is touched.
+        unsafe { refused(&format!("{collective:?}"), comm.call_raw_v(&call), &["own block", "elements"]) };
+    }
+}
+
 fn messages(comm: &Communicator, memory: &mut [i32]) {
     let at = memory.as_mut_ptr().cast::<u8>();
     let (left, right) = ((comm.rank() + 2) % 3, (comm.rank() + 1) % 3);
@@ -167,6 +197,7 @@ fn memory_that_no_call_can_be_made_on_is_refused() {
                 let mut memory = vec![0_i32; 3 * RANKS * COUNT];
                 collectives(&comm, &mut memory);
                 blocks_of_unequal_length(&comm, &mut memory);
+                own_blocks(&comm, &mut memory);
                 assert!(memory.iter().all(|value| *value == 0), "something was moved");
                 messages(&comm, &mut memory);
                 neighbours(&comm, &mut memory);

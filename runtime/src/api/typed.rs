@@ -187,26 +187,8 @@ impl Communicator {
         if root >= self.world_size() {
             return Err(self.usage(collective.name(), out_of_range("root", root, self.world_size())));
         }
-        let ranks = self.world_size() as usize;
-        let at_root = self.rank() == root;
-        let (reads, writes) = match collective {
-            Collective::AllGather => (1, ranks),
-            Collective::ReduceScatter => (ranks, 1),
-            Collective::Gather => (1, if at_root { ranks } else { 0 }),
-            Collective::Scatter => (if at_root { ranks } else { 0 }, 1),
-            Collective::AllToAll => (ranks, ranks),
-            _ => {
-                let problem = "it does not support blocks of unequal length".to_owned();
-                return Err(self.usage(collective.name(), problem));
-            }
-        };
-        for (what, found, wanted) in
-            [("input", raw.input_counts.len(), reads), ("output", raw.output_counts.len(), writes)]
-        {
-            if found != wanted {
-                let problem = format!("{found} {what} counts were given, but {wanted} are needed");
-                return Err(self.usage(collective.name(), problem));
-            }
+        if let Err(problem) = counts_of_blocks(raw, self.rank(), self.world_size()) {
+            return Err(self.usage(collective.name(), problem));
         }
         if crate::call::reduces(collective) && !raw.op.supports(raw.data_type) {
             let problem = format!("operator {} is not defined for {}", raw.op.name(), raw.data_type);
@@ -318,5 +300,31 @@ impl Communicator {
         let problem =
             format!("{} {what} were given, but one per rank is needed: {}", counts.len(), self.world_size());
         Err(self.usage(collective.name(), problem))
+    }
+}
+
+/// Checks the numbers of counts, and that the rank's own block is as long in its input as in its output.
+fn counts_of_blocks(raw: &RawCallV<'_>, rank: u32, world_size: u32) -> std::result::Result<(), String> {
+    let (ranks, own, at_root) = (world_size as usize, rank as usize, rank == raw.root);
+    let (reads, writes) = match raw.collective {
+        Collective::AllGather => (1, ranks),
+        Collective::ReduceScatter => (ranks, 1),
+        Collective::Gather => (1, if at_root { ranks } else { 0 }),
+        Collective::Scatter => (if at_root { ranks } else { 0 }, 1),
+        Collective::AllToAll => (ranks, ranks),
+        _ => return Err("it does not support blocks of unequal length".to_owned()),
+    };
+    let (input, output) = (raw.input_counts, raw.output_counts);
+    for (what, found, wanted) in [("input", input.len(), reads), ("output", output.len(), writes)] {
+        if found != wanted {
+            return Err(format!("{found} {what} counts were given, but {wanted} are needed"));
+        }
+    }
+    let block_of = |counts: &[usize]| counts.get(if counts.len() == ranks { own } else { 0 }).copied();
+    match (block_of(input), block_of(output)) {
+        (Some(input), Some(output)) if input != output => Err(format!(
+            "this rank's own block has {input} elements in the input, but {output} in the output"
+        )),
+        _ => Ok(()),
     }
 }
