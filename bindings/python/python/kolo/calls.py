@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from operator import index
 
@@ -183,6 +184,15 @@ class Calls:
             return self._comm.refuse_split(f"key is {key}, but must fit into 64 bits")
         return self._comm.split(color, key)
 
+    def _share_memory(self, one, other) -> bool:
+        """Returns whether two buffers overlap, or arrays lie between each other's elements."""
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(one, numpy.ndarray) and isinstance(other, numpy.ndarray):
+            return numpy.may_share_memory(one, other)
+        found = [memory.find("the buffer", buffer, False, self._comm) for buffer in (one, other)]
+        (begin, end), (first, last) = ((m.address, m.address + m.count * memory.SIZES[m.type]) for m in found)
+        return begin < last and first < end
+
     def _room(self, input, out, blocks: int):
         """Returns ``out``, or a new array with room for ``blocks`` blocks like ``input``."""
         if out is not None:
@@ -224,8 +234,8 @@ class Calls:
     @staticmethod
     def _expect(what: str, found: Memory, count: int) -> None:
         if found.count != count:
-            expected = count / found.units
-            raise Usage(f"{what} has {found.elements} elements, but must have {expected:g}")
+            expected = count / found.units if count % found.units else count // found.units
+            raise Usage(f"{what} has {found.elements} elements, but must have {expected}")
 
     @staticmethod
     def _same_type(one: Memory, other: Memory) -> None:

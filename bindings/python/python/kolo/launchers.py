@@ -20,12 +20,15 @@ def draw_where_needed(url: str | None, rank: int | None, world_size: int | None,
 
     Returns ``None`` if the URL or the environment tells it.
     """
-    if url is None or rank is not None or world_size is None or "rank=" in url or url.startswith("env:"):
+    if url is None or rank is not None or world_size is None or url.startswith("env:"):
         return rank
     if is_told_rank():
         return None
     # The module needs much of the standard library, so it is loaded only where it is used.
-    from .ranks import draw
+    from .ranks import draw, is_told_in
+
+    if is_told_in(url):
+        return None
 
     return draw(url, world_size, 300.0 if timeout is None else timeout)
 

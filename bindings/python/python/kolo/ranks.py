@@ -27,6 +27,11 @@ _PAUSE = 0.05
 _LINGER_SECONDS = 2.0
 
 
+def is_told_in(url: str) -> bool:
+    """Returns whether a URL says which rank this is."""
+    return "rank" in parse_qs(urlsplit(url).query)
+
+
 def draw(url: str, world_size: int, timeout: float) -> int:
     """Draws a rank below ``world_size`` at ``url``: ``file://``, ``tcp://`` or ``multicast://``.
 
@@ -84,7 +89,7 @@ def _take(path: str, file: int, world_size: int, deadline: float) -> int:
         os.unlink(path)
         return rank
     until = time.time() + max(deadline - time.monotonic(), 0)
-    taken[rank] = {"of": world_size, "host": socket.gethostname(), "pid": os.getpid(), "until": until}
+    taken[rank] = {"of": world_size, **_this_process(), "until": until}
     text = json.dumps(taken).encode()
     os.ftruncate(file, 0)
     os.pwrite(file, text, 0)
@@ -95,7 +100,27 @@ def _may_live(owner: dict) -> bool:
     """Returns whether a process may still wait for others. A process of an earlier job that failed does not."""
     if time.time() > owner["until"]:
         return False
-    return owner["host"] != socket.gethostname() or os.path.exists(f"/proc/{owner['pid']}")
+    here = _this_process()
+    # Containers may share the host's name, but number processes for themselves.
+    if any(owner[part] != here[part] for part in ("host", "namespace")):
+        return True
+    return _started(owner["pid"]) == owner["started"]
+
+
+def _this_process() -> dict:
+    pid = os.getpid()
+    namespace = os.readlink("/proc/self/ns/pid")
+    return {"host": socket.gethostname(), "namespace": namespace, "pid": pid, "started": _started(pid)}
+
+
+def _started(pid: int) -> str | None:
+    """Returns when a process was started, in the kernel's units; ``None`` if there is none with this number."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            # The name of the program, in brackets, may hold blanks and brackets.
+            return file.read().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 # The process that opens the port first is rank 0. It numbers the others, and closes the port, at which the ranks then join.

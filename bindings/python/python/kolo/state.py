@@ -63,7 +63,8 @@ class State:
         costs one comparison. Chunks of 1 MiB come from several ranks at a time, nearest first, and are checked against hashes; a wrong
         chunk is fetched from another rank. Raises :class:`kolo.Usage` on all ranks if the parts differ or no rank has the state.
         """
-        received, _, _ = self._state.share(comm._comm, [of[:3] for of in _found(parts, comm._comm)])
+        places, _owners = _found(parts, comm._comm)
+        received, _, _ = self._state.share(comm._comm, places)
         return received
 
     def offer(self, group: Survivors, parts: Mapping[str, object]) -> bool:
@@ -76,7 +77,8 @@ class State:
         comm = group.comm._comm
         # The first call opens the snapshot server, the service from which newcomers fetch.
         asked = group._is_asked
-        return self._state.offer(comm, asked, [of[:3] for of in _found(parts, comm)] if asked else [])
+        places, _owners = _found(parts, comm) if asked else ([], [])
+        return self._state.offer(comm, asked, places)
 
     @property
     def is_offering(self) -> bool:
@@ -103,27 +105,30 @@ class State:
         end = time.monotonic() + timeout
         state = cls.__new__(cls)
         state._state = _kolo.State(None)
-        found = [of[:3] for of in _found(parts, None)]
-        state._state.fetch(_text(invitation, end), found, max(0.0, end - time.monotonic()))
+        places, _owners = _found(parts, None)
+        state._state.fetch(_text(invitation, end), places, max(0.0, end - time.monotonic()))
         return state
 
 
-def _found(parts: Mapping[str, object], comm: _kolo.Comm | None) -> list[tuple[str, int, int, memory.Memory]]:
-    """Returns the parts' names, addresses and lengths, with the objects that keep their memory alive."""
-    found = []
+def _found(
+    parts: Mapping[str, object], comm: _kolo.Comm | None
+) -> tuple[list[tuple[str, int, int]], list[memory.Memory]]:
+    """Returns the parts' names, addresses and lengths, and the objects that keep their memory in its place while they live."""
+    places, owners = [], []
     for name, obj in parts.items():
         if not isinstance(name, str):
             raise Usage(f"the name of a part must be a str, not {name!r}")
         part = memory.find(f"part {name!r}", obj, True, comm)
         if part.back is not None:
             raise Usage(f"part {name!r} is not contiguous")
-        found.append((name, part.address, part.count * memory.SIZES[part.type], part))
-    spans = sorted((address, address + length) for _, address, length, _ in found if length)
+        places.append((name, part.address, part.count * memory.SIZES[part.type]))
+        owners.append(part)
+    spans = sorted((address, address + length) for _, address, length in places if length)
     if any(before[1] > after[0] for before, after in zip(spans, spans[1:])):
         raise Usage("two parts share memory")
-    if comm is not None and any(length and comm.is_gpu_memory(address) for _, address, length, _ in found):
+    if comm is not None and any(length and comm.is_gpu_memory(address) for _, address, length in places):
         raise Usage("parts in the memory of a GPU are not supported: share copies in the memory of the host")
-    return found
+    return places, owners
 
 
 def _text(invitation: str, end: float) -> str:

@@ -215,8 +215,17 @@ class Survivors:
             self._on_change(news)
 
     def all_reduce(self, buffer, op: str = "sum", *, out=None, timeout: float | None = None):
-        """Runs :meth:`Communicator.all_reduce` as a step, into ``out`` or a new array; all members get the same result."""
-        return self.run(lambda comm: comm.all_reduce(buffer, op, out=comm._room(buffer, out, 1)), timeout=timeout)
+        """Runs :meth:`Communicator.all_reduce` as a step, into ``out`` or a new array; all members get the same result.
+
+        Raises :class:`kolo.Usage` if ``out`` and ``buffer`` share memory: a step that is repeated needs its input.
+        """
+
+        def step(comm):
+            if out is not None and comm._share_memory(buffer, out):
+                raise Usage("out shares memory with the input, which a repeated step needs; give it memory of its own")
+            return comm.all_reduce(buffer, op, out=comm._room(buffer, out, 1))
+
+        return self.run(step, timeout=timeout)
 
     def close(self) -> None:
         """Leaves the group."""

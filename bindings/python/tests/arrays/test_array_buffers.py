@@ -93,6 +93,7 @@ def test_what_cannot_be_used_is_refused():
         refused("not defined for elements", lambda: comm.all_reduce(np.ones(3, "c8"), "prod"), kolo.Unsupported)
         refused("not defined for elements", lambda: comm.all_reduce(np.ones(3, "c8"), "max"), kolo.Unsupported)
         refused("bit_and is not defined for f64", lambda: comm.all_reduce(np.ones(3), "bit_and"))
+        refused("must have 2469134 ", lambda: comm.all_gather(np.ones(1234567, np.int8), np.ones(5, np.int8)))
         refused("must have 6", lambda: comm.all_gather(np.ones(3), np.ones(5)))
         refused("must agree", lambda: comm.all_gather(np.ones(3), np.ones(6, "f4")))
         refused("must agree", lambda: comm.all_reduce(np.ones(3), out=np.ones(4)))

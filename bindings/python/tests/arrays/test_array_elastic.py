@@ -115,6 +115,19 @@ def _alone(comm):
     print(hashlib.sha256(state.tobytes()).hexdigest())
 
 
+def test_a_step_that_may_be_repeated_keeps_its_input():
+    def body(comm):
+        group = kolo.Survivors(comm)
+        x = np.arange(8.0)
+        for out in (x, x[::-1]):
+            with pytest.raises(kolo.Usage, match="out shares memory"):
+                group.all_reduce(x, out=out)
+        assert np.array_equal(x, np.arange(8.0))
+        assert group.all_reduce(x, out=np.empty(8))[7] == 14
+
+    run(2, body)
+
+
 def test_an_exception_of_ones_own_is_an_error_on_all():
     def body(comm):
         group = kolo.Survivors(comm)

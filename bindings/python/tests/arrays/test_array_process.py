@@ -117,6 +117,24 @@ def test_a_waiting_thread_lets_others_run(tmp_path):
     run(2, body)
 
 
+def test_parts_stay_in_their_place_during_a_call():
+    class Sharing:
+        def share(self, _comm, places):
+            with pytest.raises(BufferError):
+                part.append(1)
+            assert [(name, length) for name, _, length in places] == [("part", 8)]
+            return 8, 0, 0
+
+    part = bytearray(8)
+
+    def body(comm):
+        state = kolo.State(comm)
+        state._state = Sharing()
+        assert state.share(comm, {"part": part}) == 8
+
+    run(1, body)
+
+
 def test_a_thread_that_looks_at_a_state_lets_others_run(tmp_path):
     flag = tmp_path / "flag"
 

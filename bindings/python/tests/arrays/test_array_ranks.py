@@ -11,7 +11,8 @@ import pytest
 from launchers import SCHEMES, free_port, meeting_places
 
 import kolo
-from kolo.ranks import draw
+from kolo.launchers import draw_where_needed
+from kolo.ranks import _this_process, draw
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -29,12 +30,27 @@ def test_ranks_are_drawn(scheme):
 
 def test_processes_of_an_earlier_job_do_not_count(tmp_path):
     path = tmp_path / "meet"
-    dead = {"of": 2, "host": socket.gethostname(), "pid": 2**22 + 1, "until": time.time() + 600}
+    here = {"of": 2, **_this_process(), "until": time.time() + 600}
+    # Its number was given to another process since.
+    dead = {**here, "started": "1"}
     late = {"of": 2, "host": "elsewhere", "pid": 1, "until": time.time() - 1}
     (tmp_path / "meet.ranks").write_text(json.dumps({0: dead, 1: late}))
     assert draw(f"file://{path}", 2, 10) == 0
     assert draw(f"file://{path}", 2, 10) == 1
     assert not (tmp_path / "meet.ranks").exists(), "the last to come leaves nothing behind"
+
+
+def test_processes_of_another_container_with_this_hosts_name_count(tmp_path):
+    there = {"of": 3, **_this_process(), "namespace": "pid:[1]", "pid": 2**22 + 1, "until": time.time() + 600}
+    (tmp_path / "meet.ranks").write_text(json.dumps({0: there}))
+    assert draw(f"file://{tmp_path}/meet", 3, 10) == 1
+
+
+def test_a_path_that_looks_like_a_rank_is_a_path(tmp_path):
+    (tmp_path / "rank=8").mkdir()
+    url = f"file://{tmp_path}/rank=8/job"
+    assert draw_where_needed(url, None, 2, 10) == 0
+    assert draw_where_needed(url + "?rank=1", None, 2, 10) is None
 
 
 def test_jobs_that_share_a_file_are_told(tmp_path):

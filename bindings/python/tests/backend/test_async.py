@@ -260,6 +260,23 @@ def test_destroying_with_a_sparse_all_reduce_outstanding():
     run(2, body, end=False)
 
 
+def test_the_parts_of_a_call_share_its_limit(monkeypatch):
+    clock, given = [0.0], []
+    monkeypatch.setattr("kolo.torch.work.time.monotonic", lambda: clock[0])
+
+    def wait(seconds):
+        given.append(seconds)
+        clock[0] += 3
+
+    parts = [SimpleNamespace(wait=wait) for _ in range(3)]
+    engine = SimpleNamespace(sequence=1, seconds=8.0)
+    KoloWork(engine, tuple(parts), [], None, 8.0).wait()
+    assert given == [8, 5, 2]
+    given.clear()
+    Several(engine, [KoloWork(engine, (part,), [], None, 8.0) for part in parts], []).wait(timedelta(seconds=7))
+    assert given == [7, 4, 1]
+
+
 def test_profiler_events():
     def body():
         with torch.profiler.profile() as profile:

@@ -259,6 +259,27 @@ def test_a_monitored_barrier_names_who_is_absent():
     run(4, body, limit=SOON)
 
 
+def test_a_monitored_barrier_without_a_time_out_names_who_is_absent():
+    def body():
+        store = dist.distributed_c10d._get_default_store()
+        if dist.get_rank() == 2:
+            store.get("over")
+            return
+        if dist.get_rank() == 0:
+            # Rank 1 enters first, so that its own limit would end first.
+            store.get("rank 1 enters")
+        else:
+            store.set("rank 1 enters", "")
+        with pytest.raises(dist.DistBackendError) as caught:
+            dist.monitored_barrier()
+        assert "rank 2 has not called it" in str(caught.value), caught.value
+        if dist.get_rank() == 1:
+            store.set("over", "")
+        store.get("over")
+
+    run(3, body, seconds=1, limit=SOON)
+
+
 @pytest.mark.parametrize("way", ["blocking", "waited", "polled", "waited less"])
 def test_a_sparse_all_reduce_that_fails_is_the_failure_of_its_group(way):
     def body():

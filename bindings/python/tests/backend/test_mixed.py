@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
@@ -51,6 +52,17 @@ def test_new_groups_are_as_the_default_one():
         x = torch.ones(2)
         dist.all_reduce(x, group=group)
         assert torch.all(x == 2)
+
+    run(2, body, backend=MIXED)
+
+
+def test_parts_of_a_group_have_names_and_limits_of_their_own():
+    def body():
+        seconds = timedelta(seconds=9)
+        parts = [dist.split_group(split_ranks=[[0, 1]], timeout=seconds) for _ in range(2)]
+        engines = [part._get_backend(torch.device("cpu"))._engine for part in parts]
+        assert [engine.seconds for engine in engines] == [9, 9]
+        assert engines[0].name != engines[1].name
 
     run(2, body, backend=MIXED)
 

@@ -160,6 +160,25 @@ def test_errors_last_until_it_is_configured():
     assert [end.code for end in ended] == [0, -signal.SIGKILL, 0], ended
 
 
+def test_a_blocking_call_raises():
+    def body(rank, ranks, folder):
+        _, address = served(rank, folder)
+        group = ProcessGroupKolo(timeout=timedelta(seconds=SECONDS))
+        group.configure(f"{address}/1", f"replica{rank}", rank, ranks)
+        sum_is(group, ranks)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        blocking = AllToAllOptions()
+        blocking.asyncOp = False
+        with pytest.raises(kolo.torch.PeerLost):
+            group.alltoall_base(torch.zeros(3), torch.ones(3), [1, 2], [1, 2], blocking)
+        with pytest.raises(kolo.torch.Error):
+            group.alltoall_base(torch.zeros(3), torch.ones(3), [1, 2], [1, 2], blocking)
+
+    ended = harness.forked(2, body, check=False)
+    assert [end.code for end in ended] == [0, -signal.SIGKILL], ended
+
+
 DIES_AT, TOGETHER = 4, 5
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
 from functools import partial
 
 import torch
@@ -11,7 +13,7 @@ from .engine import Engine
 from .errors import Usage
 from .operations import _PLAIN, _REDUCES, _operator, _unfit
 from .tensors import check_devices, concatenated, copy_back, reduced_as, staged_to_reduce
-from .work import Finished, KoloWork
+from .work import NO_TIMEOUT, Finished, KoloWork
 from ..numbers import ALL_REDUCE
 
 #: Tensors below this size are joined into one, since copying them twice takes less time than one more operation.
@@ -103,9 +105,10 @@ class Several(KoloWork):
         self._all = works
         self.has_messages = any(work.has_messages for work in works)
 
-    def wait(self, *timeout) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        until = time.monotonic() + self._limit(timeout)
         for work in self._all:
-            work.wait(*timeout)
+            work.wait(timedelta(seconds=max(until - time.monotonic(), 1e-6)))
         return True
 
     def is_completed(self) -> bool:

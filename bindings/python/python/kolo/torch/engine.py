@@ -82,7 +82,11 @@ class Engine:
         waits = opts is not None and self.collected is None and not getattr(opts, "asyncOp", True)
         if is_on() or (self.launcher is not None and self.launcher.is_needed((*outputs, *(inputs or ())))):
             work = self.started(name, (partial(self.comm.start, arguments, owner),), opts, outputs, after, inputs)
-            return work.wait() and None if waits else work
+            if not waits:
+                return work
+            # A subclass of the work may return where this raises.
+            KoloWork.wait(work)
+            return None
         try:
             if not waits:
                 works = (self.comm.start(arguments, owner),)
@@ -106,7 +110,7 @@ class Engine:
             self._check_once()
         work = self.started(name, tuple(starts), opts, outputs, after, inputs)
         if self.collected is None and not getattr(opts, "asyncOp", True):
-            work.wait()
+            KoloWork.wait(work)
         return work
 
     def started(self, name: str, starts: tuple, opts, outputs: list, after, inputs=None) -> KoloWork:

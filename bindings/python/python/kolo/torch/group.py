@@ -126,7 +126,9 @@ class KoloBackend(Operations, TorchBackend):
 
     def split(self, store, ranks: list[int], opts=None):
         """Returns a backend for some of the ranks; ``None`` on the others."""
-        part = _part(self._engine, ranks, self._engine.seconds, "split")
+        timeout = timedelta(0) if opts is None else opts._timeout
+        seconds = timeout.total_seconds() if timeout > timedelta(0) else self._engine.seconds
+        part = _part(self._engine, ranks, seconds, getattr(opts, "group_name", "") or "split")
         return None if part is None else _backend(part)
 
 

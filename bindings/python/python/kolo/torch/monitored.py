@@ -43,7 +43,7 @@ class MonitoredBarrier:
         if self._engine.comm.rank == 0:
             self._release_all(room, limit, wait_all_ranks)
         else:
-            self._report_to_first(room, min(self._engine.seconds, 2 * limit + _GRACE_SECONDS))
+            self._report_to_first(room, 2 * limit + _GRACE_SECONDS)
 
     def _barrier_limit(self, timeout) -> float:
         given = getattr(timeout, "timeout", timeout)

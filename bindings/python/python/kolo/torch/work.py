@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ..errors import Error
 from . import streams
 
-_NO_TIMEOUT = timedelta(0)
+NO_TIMEOUT = timedelta(0)
 
 
 class KoloWork(dist.Work):
@@ -44,12 +44,12 @@ class KoloWork(dist.Work):
         self._sequence = engine.sequence
         self._future = None
 
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Blocks until the operation is complete. Raises a subclass of ``DistBackendError`` on failure and past the time-out."""
-        seconds = timeout.total_seconds() if timeout is not None and timeout > _NO_TIMEOUT else self._seconds
+        until = time.monotonic() + self._limit(timeout)
         try:
             for work in self._works:
-                work.wait(seconds)
+                work.wait(max(until - time.monotonic(), 0.0))
         except Error as error:
             raise self._engine.failed(error) from None
         finally:
@@ -61,6 +61,10 @@ class KoloWork(dist.Work):
                 # Without the frames of earlier raises.
                 raise self._after_error.with_traceback(None)
         return True
+
+    def _limit(self, timeout: timedelta | None) -> float:
+        """Returns the seconds that a call of ``wait`` may take."""
+        return timeout.total_seconds() if timeout is not None and timeout > NO_TIMEOUT else self._seconds
 
     def _finish(self) -> None:
         """Calls ``after`` if no thread has called it yet, and keeps its error, which every later call reports."""
@@ -152,7 +156,7 @@ class Finished(dist.Work):
         super().__init__()
         self._outputs = [] if outputs is None else outputs
 
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         return True
 
     def synchronize(self) -> None:
