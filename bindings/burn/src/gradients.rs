@@ -13,7 +13,8 @@ use crate::{Error, Result};
 pub const BUCKET_BYTES: usize = 8 << 20;
 
 /// Returns the gradients of a module's parameters, reduced over all ranks; `op` is usually [`ReduceOp::Avg`]. All ranks have modules of
-/// the same shape. A parameter without a gradient on this rank contributes zeros, and has a gradient afterwards.
+/// the same shape. If some rank has a gradient of a parameter, the others contribute zeros, and all have one afterwards. A parameter without
+/// a gradient on any rank stays without one, so that no optimizer changes it.
 ///
 /// Gradients of one type are reduced in buckets of [`BUCKET_BYTES`]; while one bucket is reduced, the next one is gathered.
 ///
@@ -25,10 +26,15 @@ pub fn all_reduce_gradients<M: Module>(
     gradients: GradientsParams,
     op: ReduceOp,
 ) -> Result<GradientsParams> {
+    let mut looking = Looking { gradients: &gradients, is_used: Vec::new() };
+    module.visit(&mut looking);
+    let mut is_used = looking.is_used;
+    comm.all_reduce(&mut is_used, ReduceOp::Max)?;
     let mut gathering = Gathering {
         comm,
         op,
         gradients: &gradients,
+        is_used: is_used.iter(),
         bucket: Vec::new(),
         bytes: 0,
         started: Vec::new(),
@@ -43,9 +49,21 @@ pub fn all_reduce_gradients<M: Module>(
     for bucket in gathering.started {
         sums.extend(bucket.finish()?);
     }
-    let mut placing = Placing { sums: sums.into_iter(), gradients };
+    let mut placing = Placing { sums: sums.into_iter(), is_used: is_used.iter(), gradients };
     module.visit(&mut placing);
     Ok(placing.gradients)
+}
+
+/// A visitor that notes which parameters have a gradient on this rank.
+struct Looking<'g> {
+    gradients: &'g GradientsParams,
+    is_used: Vec<u8>,
+}
+
+impl ModuleVisitor for Looking<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.is_used.push(self.gradients.get::<D>(param.id).is_some().into());
+    }
 }
 
 /// A visitor that starts the reductions, in the order of the parameters.
@@ -53,6 +71,7 @@ struct Gathering<'c, 'g> {
     comm: &'c Communicator,
     op: ReduceOp,
     gradients: &'g GradientsParams,
+    is_used: std::slice::Iter<'g, u8>,
     bucket: Vec<TensorData>,
     bytes: usize,
     started: Vec<Started<'c>>,
@@ -72,7 +91,7 @@ impl Gathering<'_, '_> {
 
 impl ModuleVisitor for Gathering<'_, '_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.failure.is_some() {
+        if self.is_used.next() == Some(&0) || self.failure.is_some() {
             return;
         }
         let own = match self.gradients.get::<D>(param.id) {
@@ -94,14 +113,18 @@ impl ModuleVisitor for Gathering<'_, '_> {
 }
 
 /// A visitor that replaces the gradients by the results.
-struct Placing {
+struct Placing<'u> {
     sums: std::vec::IntoIter<TensorData>,
+    is_used: std::slice::Iter<'u, u8>,
     gradients: GradientsParams,
 }
 
-impl ModuleVisitor for Placing {
+impl ModuleVisitor for Placing<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(sum) = self.sums.next() else { unreachable!("there is one for each parameter") };
+        if self.is_used.next() == Some(&0) {
+            return;
+        }
+        let Some(sum) = self.sums.next() else { unreachable!("there is one for each parameter in use") };
         let (dtype, device) = (sum.dtype(), param.val().device().inner());
         self.gradients.register(param.id, Tensor::<D>::from_data(sum, (&device, dtype)));
     }

@@ -2,6 +2,7 @@
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
+use burn::optim::decay::WeightDecayConfig;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::quantization::QuantScheme;
@@ -130,7 +131,8 @@ fn train(
     let wanted: Vec<f32> = (from * 4..(from + many) * 4).map(|i| (0.7 * i as f32).cos()).collect();
     let wanted = Tensor::<1>::from_data(&wanted[..], &device).reshape([many, 4]);
     let mut model = start(Model::new(&device))?;
-    let mut optimizer = SgdConfig::new().init();
+    // Decay would change the idle layer if it got a gradient of zeros.
+    let mut optimizer = SgdConfig::new().with_weight_decay(Some(WeightDecayConfig::new(0.1))).init();
     for _ in 0..20 {
         let loss = (model.forward(inputs.clone()) - wanted.clone()).square().mean();
         let gradients = GradientsParams::from_grads(loss.backward(), &model);

@@ -25,8 +25,8 @@ pub fn ordered_vars(map: &VarMap) -> Vec<Var> {
 }
 
 /// Replaces each variable's gradient by its reduction over all ranks; `op` is usually [`ReduceOp::Avg`]. `vars` has the same variables in
-/// the same order on all ranks: see [`ordered_vars`]. A variable without a gradient on this rank contributes zeros, and has a gradient
-/// afterwards.
+/// the same order on all ranks: see [`ordered_vars`]. If some rank has a gradient of a variable, the others contribute zeros, and all
+/// have one afterwards. A variable without a gradient on any rank stays without one, so that no optimizer changes it.
 ///
 /// Gradients of one type are reduced in buckets of [`BUCKET_BYTES`]; while one bucket is reduced, the next one is gathered.
 ///
@@ -38,8 +38,12 @@ pub fn all_reduce_gradients(
     vars: &[Var],
     op: ReduceOp,
 ) -> Result<()> {
+    let mut is_used: Vec<u8> = vars.iter().map(|var| gradients.get(var).is_some().into()).collect();
+    comm.all_reduce(&mut is_used, ReduceOp::Max)?;
+    let vars: Vec<_> =
+        vars.iter().zip(is_used).filter(|(_, is_used)| *is_used > 0).map(|(var, _)| var).collect();
     let mut own = Vec::with_capacity(vars.len());
-    for var in vars {
+    for var in &vars {
         own.push(match gradients.get(var) {
             Some(gradient) => gradient.clone(),
             None => var.zeros_like()?,
