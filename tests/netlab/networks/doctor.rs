@@ -48,7 +48,7 @@ fn expect(lab: &Lab, code: i32, texts: &[&str]) {
 
 fn a_network_that_is_well_has_no_finding() {
     let lab = Lab::new(&network(2)).expect("a network");
-    expect(&lab, 0, &["No findings", "2 hosts, 2 ranks", "via eth0"]);
+    expect(&lab, 0, &["No findings", "2 hosts, 2 ranks", "via eth0", "mtu 1500"]);
 }
 
 fn a_slow_host_is_named() {
