@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::NAME;
 use super::accept::{Acceptor, Arrival, Identity, RejectedConnections};
 use super::address::{Address, Host};
+use super::black_hole::Trial;
 use super::inbound::{Landing, Recv};
 use super::interfaces::{self, Interface, Local};
 use super::leaving::Leaving;
@@ -73,6 +74,8 @@ pub struct TcpEndpoint {
     pub(super) deferred: Vec<Arrival>,
     pub(super) work: Workspace,
     pub(super) pacing: Pacing,
+    /// Connections to peers that do not acknowledge data.
+    pub(super) trials: Vec<Trial>,
     pub(super) park: Park,
     /// Whether sockets are registered with `park`.
     pub(super) watching: bool,
@@ -180,6 +183,7 @@ impl TcpEndpoint {
             deferred: Vec::new(),
             work: Workspace::new(),
             pacing: Pacing::default(),
+            trials: Vec::new(),
             park,
             watching: false,
             deaf: false,
@@ -281,7 +285,7 @@ impl TcpEndpoint {
     }
 
     /// Returns the existing links to a peer.
-    fn links_to(&self, peer: u32) -> impl Iterator<Item = &Link> {
+    pub(super) fn links_to(&self, peer: u32) -> impl Iterator<Item = &Link> {
         let numbers = self.peers.get(peer as usize).map_or(&[][..], |peer| &peer.links);
         numbers.iter().filter_map(|&number| self.links.get(number as usize))
     }
@@ -460,6 +464,10 @@ impl Endpoint for TcpEndpoint {
             State::Awaited(awaiting) => awaiting.tried.is_some(),
             State::Idle | State::Gone => false,
         })
+    }
+
+    fn black_hole(&mut self, peer: u32) -> Option<u32> {
+        self.find_black_hole(peer, Instant::now())
     }
 
     fn rails(&self, peer: u32) -> Vec<crate::endpoint::Rail> {

@@ -29,6 +29,7 @@
 
 mod accept;
 mod address;
+mod black_hole;
 mod climb;
 mod congestion;
 mod connect;
