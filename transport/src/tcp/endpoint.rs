@@ -110,6 +110,19 @@ pub(super) struct Peer {
     pub(super) least_round_trip: Option<Duration>,
 }
 
+const CAPS: Caps = Caps {
+    name: NAME,
+    channels_max: CHANNELS_MAX,
+    message_max: MESSAGE_MAX,
+    // The room in the kernel's buffers is unknown, and there is no connection before the peer has polled.
+    eager_max: 0,
+    staging_per_channel: 0,
+    park_word: false,
+    park_fd: true,
+    in_place: true,
+    stage: None,
+};
+
 const NO_LINK: u32 = u32::MAX;
 
 impl TcpEndpoint {
@@ -149,18 +162,7 @@ impl TcpEndpoint {
         let park = Park::new().map_err(system("creating an epoll descriptor"))?;
         let key = key_of(&options.cookie);
         Ok(Self {
-            caps: Caps {
-                name: NAME,
-                channels_max: CHANNELS_MAX,
-                message_max: MESSAGE_MAX,
-                // The room in the kernel's buffers is unknown, and there is no connection before the peer has polled.
-                eager_max: 0,
-                staging_per_channel: 0,
-                park_word: false,
-                park_fd: true,
-                in_place: true,
-                stage: None,
-            },
+            caps: CAPS,
             me: Identity { rank, world_size, instance, key },
             options,
             host,
