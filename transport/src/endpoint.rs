@@ -388,8 +388,7 @@ pub trait Endpoint: Send + std::fmt::Debug {
 
     /// Returns whether this rank listens to `peer`, by a posted receive or a [probe](Endpoint::probe), on an open
     /// connection that ends only after the peer's last bytes have arrived. Other signs of the peer's departure may
-    /// overtake these bytes; while this returns `true`, those signs prove nothing. Never blocks and makes no
-    /// progress.
+    /// overtake these bytes; while this returns `true`, those signs prove nothing. Never blocks.
     fn is_hearing(&self, _peer: u32) -> bool {
         false
     }
@@ -399,6 +398,11 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// error texts only, since networks heal. Never blocks and makes no progress.
     fn is_unheard(&self, _peer: u32) -> bool {
         false
+    }
+
+    /// Returns the length of packets to `peer` that are lost although short ones arrive, once some calls have proven it.
+    fn black_hole(&mut self, _peer: u32) -> Option<u32> {
+        None
     }
 
     /// Returns the paths on which long messages go to `peer`, even those that do not work, if there are several.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use kolo_transport::{Armed, ParkBy, StageMismatch};
 
 use super::asking::{self, Awaits};
+use super::patience::STALL;
 use super::{
     End, News, Patience, Step, Ticket, Waiter, fail, orphans, time_out, timed_out, until, wake_tasks,
 };
@@ -196,7 +197,8 @@ struct Driver<'a, G> {
     has_returned: bool,
     /// Whether no rank needs a processor for long.
     is_short: bool,
-    has_asked: bool,
+    /// Time of the first question.
+    asked_at: Option<Instant>,
     /// Whether the board shows other ranks what this thread waits for.
     shows_wait: bool,
     /// Whether the last question has found that a rank has left which only a polled collective needs.
@@ -212,7 +214,7 @@ impl<'a, G: Goal> Driver<'a, G> {
             waited,
             has_returned: false,
             is_short: is_short(waited),
-            has_asked: false,
+            asked_at: None,
             shows_wait: false,
             suspects_polled: false,
         }
@@ -338,11 +340,16 @@ impl<G: Goal> Waiter for Driver<'_, G> {
     }
 
     fn ask(&mut self, suspected: Option<Suspicion>) -> Result<Option<Suspicion>> {
-        self.has_asked = true;
+        let asked_at = *self.asked_at.get_or_insert_with(Instant::now);
         self.show_wait();
-        let core = self.core();
+        let mut core = self.core();
         let (shared, goal, waited) = (self.shared, &self.goal, self.waited);
-        timed_out::note_unheard(shared, &core);
+        let unheard = timed_out::note_unheard(shared, &core);
+        if unheard.into_iter().any(|peer| core.engine.links_mut().black_hole(peer).is_some()) {
+            let peers = goal.waiting_for(&core);
+            drop(core);
+            return Err(time_out(shared, waited, STALL + asked_at.elapsed(), &peers));
+        }
         let needs = if goal.is_from_any(&core) { Awaits::Any } else { Awaits::All };
         drop(core);
         let suspects_polled = std::mem::take(&mut self.suspects_polled);
@@ -385,7 +392,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
 
 impl<G> Drop for Driver<'_, G> {
     fn drop(&mut self) {
-        if self.has_asked {
+        if self.asked_at.is_some() {
             let board = self.shared.membership.board();
             board.unheard_by(Vec::new());
             if self.shows_wait {

@@ -25,13 +25,20 @@ const PAIRS_MAX: usize = 4;
 /// Two ranks of which the second does not acknowledge what the first sends.
 type Cut = (u32, u32);
 
+/// A rank to which packets are lost although short ones arrive, and their length.
+type Hole = (u32, u32);
+
 /// Reports that a deadline has passed.
 pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: &[u32]) -> Error {
     let (asked, carrier) = ask_through(shared, peers, LAST_ANSWER_MAX);
     let holds_up = |(_, status): &&(u32, Option<Status>)| holds_up(status.as_ref(), waited.sequence);
     let is_outside = |(_, status): &&(u32, Option<Status>)| is_outside(status.as_ref(), waited.sequence);
     let culprit_is_known = asked.iter().any(|asked| holds_up(&asked));
-    let unheard_by = note_unheard(shared, &shared.core());
+    let mut core = shared.core();
+    let unheard_by = note_unheard(shared, &core);
+    let hole = |peer: &u32| Some((*peer, core.engine.links_mut().black_hole(*peer)?));
+    let holes: Vec<Hole> = unheard_by.iter().filter_map(hole).collect();
+    drop(core);
     let mut cuts: Vec<Cut> = unheard_by.into_iter().map(|peer| (shared.group.rank, peer)).collect();
     asked.iter().for_each(|(rank, status)| add_cuts(shared, &mut cuts, *rank, status.as_ref()));
     let known = |(peer, status): &(u32, Option<Status>)| awaited(shared, *peer, status.as_ref(), carrier);
@@ -66,7 +73,7 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
             );
         }
     }
-    put_cuts_first(&mut waiting_for, &cuts, shared.group.rank);
+    put_cuts_first(&mut waiting_for, &cuts, &holes, shared.group.rank);
     if shared.membership.abort_flag().is_raised() {
         return fail(shared, waited);
     }
@@ -133,17 +140,29 @@ fn add_cuts(shared: &Shared, cuts: &mut Vec<Cut>, rank: u32, status: Option<&Sta
     }
 }
 
+const CHECK: &str = "check the network between the two";
+
+/// Describes a path that loses long packets.
+fn black_hole(bytes: u32, from: u32) -> String {
+    format!(
+        "it does not acknowledge packets of {bytes} bytes from rank {from}, although new connections to it open: most \
+         likely a switch or tunnel on the way carries less than the interfaces' MTU. Set one MTU on the whole path \
+         (`ip link set DEVICE mtu 1500` and less), or net.ipv4.tcp_mtu_probing=1; `kolo doctor` names the hosts"
+    )
+}
+
 /// Puts pairs between which nothing gets through first: they hold up all ranks, even those that wait for a healthy one.
-fn put_cuts_first(waiting_for: &mut Vec<AwaitedRank>, cuts: &[Cut], own: u32) {
+fn put_cuts_first(waiting_for: &mut Vec<AwaitedRank>, cuts: &[Cut], holes: &[Hole], own: u32) {
     for &(from, to) in cuts.iter().take(PAIRS_MAX) {
-        let (rank, other, cut) = if to == own {
-            (from, to, format!("its data for rank {to} is not acknowledged"))
-        } else {
-            (to, from, format!("it does not acknowledge data from rank {from}"))
+        let hole = holes.iter().find(|(peer, _)| (from, to) == (own, *peer));
+        let (rank, other, cut) = match hole {
+            Some((_, bytes)) => (to, from, black_hole(*bytes, from)),
+            None if to == own => (from, to, format!("its data for rank {to} is not acknowledged: {CHECK}")),
+            None => (to, from, format!("it does not acknowledge data from rank {from}: {CHECK}")),
         };
         let known = waiting_for.iter().position(|awaited| awaited.rank == rank);
         let rest = known.map_or_else(String::new, |at| format!("; {}", waiting_for.remove(at).detail));
-        let detail = format!("{cut}: check the network between the two{rest}");
+        let detail = format!("{cut}{rest}");
         waiting_for.insert(0, AwaitedRank::new(rank, PeerState::CutOff { other }, detail));
     }
 }
@@ -163,6 +182,23 @@ fn put_carrier_first(shared: &Shared, waiting_for: &mut Vec<AwaitedRank>) {
 mod tests {
     use super::*;
     use crate::control::StatusBoard;
+
+    #[test]
+    fn a_path_that_loses_long_packets_is_told_from_a_cut_one() {
+        let mut waiting_for = Vec::new();
+        put_cuts_first(&mut waiting_for, &[(0, 2), (0, 1), (3, 0)], &[(1, 9000)], 0);
+        let text = |rank| waiting_for.iter().find(|awaited| awaited.rank == rank).map(|found| &*found.detail);
+        assert_eq!(
+            text(2),
+            Some("it does not acknowledge data from rank 0: check the network between the two")
+        );
+        assert_eq!(
+            text(3),
+            Some("its data for rank 0 is not acknowledged: check the network between the two")
+        );
+        let hole = text(1).expect("a cut");
+        assert!(hole.contains("packets of 9000 bytes from rank 0") && hole.contains("MTU"), "{hole}");
+    }
 
     /// Calls 5 and 6 were started, and 6 is over.
     #[test]

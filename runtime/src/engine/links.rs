@@ -158,6 +158,11 @@ impl Links {
         self.at(peer).is_some_and(|endpoint| endpoint.is_unheard(peer))
     }
 
+    /// See [`Endpoint::black_hole`].
+    pub(crate) fn black_hole(&mut self, peer: u32) -> Option<u32> {
+        self.at_mut(peer)?.black_hole(peer)
+    }
+
     /// See [`Endpoint::relayed`].
     pub(crate) fn relayed(&self) -> Vec<u32> {
         self.endpoints.iter().flat_map(|endpoint| endpoint.relayed()).collect()

@@ -367,6 +367,11 @@ impl Engine {
         &self.links
     }
 
+    /// As [`Engine::links`], for changes.
+    pub(crate) const fn links_mut(&mut self) -> &mut Links {
+        &mut self.links
+    }
+
     /// Returns the number of operations and transfers that are not done.
     pub(crate) fn outstanding(&self) -> usize {
         self.running + self.transfers.active()

@@ -16,6 +16,7 @@ pub(crate) const TESTS: &[Test] = tests![
     Long a_black_hole_is_told_from_a_broken_network,
     Long a_host_that_nobody_can_dial_is_named,
     Long hosts_that_never_meet_are_named_with_their_addresses,
+    Long a_queue_that_bursts_overflow_is_found,
     Long a_dead_card_is_named,
     Long a_card_that_loses_full_segments_is_named,
     Long eight_hosts_take_less_than_half_a_minute,
@@ -48,7 +49,7 @@ fn expect(lab: &Lab, code: i32, texts: &[&str]) {
 
 fn a_network_that_is_well_has_no_finding() {
     let lab = Lab::new(&network(2)).expect("a network");
-    expect(&lab, 0, &["No findings", "2 hosts, 2 ranks", "via eth0"]);
+    expect(&lab, 0, &["No findings", "2 hosts, 2 ranks", "via eth0", "mtu 1500"]);
 }
 
 fn a_slow_host_is_named() {
@@ -83,7 +84,16 @@ fn hosts_that_never_meet_are_named_with_their_addresses() {
         lab.block(Rule { from: Some(from), to: Some(to), what: What::Everything, count: None });
     }
     let address = format!("{}: no answer", lab.host(2).address());
-    expect(&lab, 2, &["host 1 (host1) and host 2 (host2) cannot reach each other", &address]);
+    expect(
+        &lab,
+        1,
+        &["host 1 (host1) and host 2 (host2) cannot reach each other", &address, "rank 0 relays"],
+    );
+}
+
+fn a_queue_that_bursts_overflow_is_found() {
+    let lab = Lab::new(&network(4).queue(16 << 10)).expect("a network");
+    expect(&lab, 1, &["segments are lost when 3 hosts send to ", "a longer queue"]);
 }
 
 fn a_dead_card_is_named() {

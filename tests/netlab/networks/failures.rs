@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kolo_netlab::Lab;
+use kolo_netlab::fabric::{Rule, What};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::Test;
@@ -14,6 +15,7 @@ pub(crate) const TESTS: &[Test] = tests![
     Long a_cut_host_is_named_by_all_others,
     Long the_host_of_rank_0_is_named_too,
     Long a_job_goes_on_when_the_cable_is_back,
+    Long a_path_that_loses_long_packets_ends_a_job_with_the_remedy,
     Moment a_full_disk_is_told_when_ranks_meet_and_no_matter_later,
 ];
 
@@ -80,6 +82,19 @@ fn a_job_goes_on_when_the_cable_is_back() {
         succeed(&ends, "a cable that came back");
         assert!(ends[0].said.contains("Out of bounds values : 0 OK"), "{}", ends[0].said);
     }
+}
+
+/// Interfaces with an MTU of 9000, and a switch that drops all frames longer than usual.
+fn a_path_that_loses_long_packets_ends_a_job_with_the_remedy() {
+    let lab = Lab::new(&network(3).mtu(9000)).expect("a network");
+    lab.block(Rule { from: None, to: None, what: What::LongerThan(1514), count: None });
+    let words = "all_reduce -b 64K -e 64K -w 1 -n 2";
+    let Some(commands) = perf(&lab, 1, words, &[("KOLO_TIMEOUT", "300")]) else { return };
+    let ends = run(commands, LONG);
+    let told =
+        |end: &End| !end.is_ok && end.said.contains("packets of 9000 bytes") && end.said.contains("mtu 1500");
+    assert!(ends.iter().any(told), "{}", ends[0].said);
+    assert!(ends.iter().all(|end| !end.said.contains("merely slow")), "{}", ends[0].said);
 }
 
 /// Ranks write two files: one where they meet, and an invitation for newcomers. Sharing memory needs no file.

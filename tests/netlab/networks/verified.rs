@@ -60,7 +60,7 @@ fn all_collectives_on_a_slow_network() {
 
 fn all_collectives_on_a_lossy_network() {
     let network = Network::hosts(3).rate(500_000_000).delay(Duration::from_micros(100)).burst(0.005, 3.0);
-    all_collectives(&network.reorder(0.01, Duration::from_micros(500)).queue(64 << 10), "2M");
+    all_collectives(&network.reorder(0.01, Duration::from_micros(500)).duplicate(0.05).queue(64 << 10), "2M");
 }
 
 /// Two hosts are behind NATs, and reach each other through a public one.

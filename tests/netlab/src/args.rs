@@ -104,6 +104,9 @@ pub struct NetworkArgs {
     /// Share of the packets that are overtaken, and their additional delay
     #[arg(long, value_name = "SHARE[,TIME]", value_parser = reorder)]
     pub reorder: Option<(f64, Duration)>,
+    /// Share of the packets that arrive twice
+    #[arg(long, value_name = "SHARE", value_parser = quantity::share, default_value = "0")]
+    pub duplicate: f64,
     /// Bytes that may wait in the switch for each host
     #[arg(long, value_name = "BYTES", value_parser = quantity::bytes, default_value = "256K")]
     pub queue: u64,
@@ -226,6 +229,7 @@ impl NetworkArgs {
             .delay(self.delay)
             .jitter(self.jitter)
             .loss(self.loss)
+            .duplicate(self.duplicate)
             .queue(self.queue)
             .nics(self.nics)
             .groups(self.subnets)

@@ -90,13 +90,13 @@ pub struct Counts {
     pub blocked: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 enum At {
     Switch,
     Host,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Flight<P> {
     time: Nanos,
     order: u64,
@@ -221,6 +221,9 @@ impl<P: Clone> Fabric<P> {
                         Fate::Passes(out) => {
                             flight.at = At::Host;
                             flight.time = out.last;
+                            if port.down.doubles() {
+                                self.push(flight.clone());
+                            }
                             self.push(flight);
                         }
                         Fate::Lost => self.counts.lost += 1,
@@ -346,6 +349,15 @@ mod tests {
         fabric.send(2_000_000, 1, Some(0), FULL, 2);
         assert_eq!(arrivals(&mut fabric, 3_000_000), [(0, 2)]);
         assert_eq!(fabric.counts(), Counts { passed: 1, lost: 0, overflowed: 0, blocked: 2 });
+    }
+
+    #[test]
+    fn some_packets_arrive_twice() {
+        let mut fabric = fabric(2, 1_000_000_000, u64::MAX);
+        fabric.ports_mut()[1].down.reshape(Shape { duplicate: 0.5, ..Shape::default() });
+        (0..1000).for_each(|number| fabric.send(0, 0, Some(1), FULL, number));
+        let arrived = arrivals(&mut fabric, 100_000_000);
+        assert!((1400..1600).contains(&arrived.len()), "{}", arrived.len());
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub struct Shape {
     pub burst: Option<Burst>,
     /// Share of the packets that come late, and their additional delay.
     pub reorder: Option<(f64, Duration)>,
+    /// Share of the packets that arrive twice, from links to hosts.
+    pub duplicate: f64,
     /// Bytes that may wait in the queue.
     pub queue_bytes: u64,
 }
@@ -55,6 +57,7 @@ impl Default for Shape {
             loss: 0.0,
             burst: None,
             reorder: None,
+            duplicate: 0.0,
             queue_bytes: u64::MAX,
         }
     }
@@ -64,7 +67,7 @@ impl Shape {
     /// Whether the packets of a bundle may have different fates.
     #[must_use]
     pub fn needs_single_packets(&self) -> bool {
-        self.loss > 0.0 || self.burst.is_some() || self.reorder.is_some()
+        self.loss > 0.0 || self.burst.is_some() || self.reorder.is_some() || self.duplicate > 0.0
     }
 }
 
@@ -175,6 +178,11 @@ impl Link {
                 Passage { first, last: (end + late).max(first) }
             }
         })
+    }
+
+    /// Returns whether a packet that passes arrives twice.
+    pub fn doubles(&mut self) -> bool {
+        self.shape.duplicate > 0.0 && self.dice.hits(self.shape.duplicate)
     }
 
     /// Returns the bytes that wait at this moment.

@@ -122,6 +122,13 @@ impl Network {
         self
     }
 
+    /// Sets the share of the packets that arrive twice.
+    #[must_use]
+    pub fn duplicate(mut self, share: f64) -> Self {
+        self.cable.duplicate = share;
+        self
+    }
+
     /// Sets the share of the packets that come late, and their additional delay.
     #[must_use]
     pub fn reorder(mut self, share: f64, by: Duration) -> Self {
@@ -226,7 +233,7 @@ impl Network {
     }
 
     /// Sets whether hosts pass on bundles of packets, which costs less but gives all packets of a bundle one fate. By
-    /// default, they do unless packets are lost or reordered by chance.
+    /// default, they do unless packets are lost, reordered or doubled by chance.
     #[must_use]
     pub fn offload(mut self, offload: bool) -> Self {
         self.offload = Some(offload);

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::facts::Facts;
 use super::findings::{Severity, findings};
+use super::meetings::{Meeting, meet};
 use super::rates::{self, Measured, Place};
 use super::reach::{Answering, Reach, Target, Token, reach};
 use super::report::{Host, Report, Route};
@@ -31,6 +32,9 @@ const PHASE_LIMIT: Duration = Duration::from_secs(20);
 
 /// The calls of a communicator over short paths take milliseconds.
 const CALL_LIMIT: Duration = Duration::from_secs(8);
+
+/// Meetings take at most this part of the time for pairs.
+const MEETINGS_PART: u32 = 4;
 
 /// Identifies the exchanges of the examination; no communicator has this number.
 const EXAMINATION: u64 = 0x646f_6374_6f72;
@@ -130,6 +134,7 @@ pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined> {
     let reached = examiner.as_ref().map(|examiner| examiner.reach(&report.hosts)).unwrap_or_default();
     report.reaches = rank.tell(&reached)?.into_iter().flatten().collect();
     measure(&mut rank, &mut report, examiner.as_ref(), time)?;
+    hold_meetings(&mut rank, &mut report, examiner.as_ref(), time / MEETINGS_PART)?;
     drop(examiner);
     let is_broken = findings(&report).iter().any(|finding| finding.severity == Severity::Broken);
     if depth == Depth::Communicator && !is_broken {
@@ -272,6 +277,31 @@ fn measure(rank: &mut Rank, report: &mut Report, examiner: Option<&Examiner>, ti
             report.unmeasured.extend(new);
         }
         report.rounds.0 += 1;
+        if !goes_on {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Lets several hosts send to one, for each host in turn. It takes three hosts.
+fn hold_meetings(
+    rank: &mut Rank,
+    report: &mut Report,
+    examiner: Option<&Examiner>,
+    time: Duration,
+) -> Result<()> {
+    let hosts = report.hosts.len() as u32;
+    let ports: Vec<Option<u16>> = report.hosts.iter().map(|host| host.facts.port).collect();
+    let until = Instant::now() + time;
+    for to in (0..hosts).filter(|_| hosts > 2) {
+        let met = examiner.and_then(|Examiner { host, token, answering, .. }| {
+            let place = Place { host: *host, token, answering, reaches: &report.reaches, ports: &ports };
+            meet(&place, hosts, to)
+        });
+        let told: Vec<(Option<Meeting>, bool)> = rank.tell(&(met, Instant::now() < until))?;
+        let goes_on = told.first().is_some_and(|(_, goes_on)| *goes_on);
+        report.meetings.extend(told.into_iter().filter_map(|(met, _)| met));
         if !goes_on {
             break;
         }

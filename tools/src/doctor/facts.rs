@@ -39,6 +39,8 @@ pub(crate) struct Facts {
     pub networks: Vec<(String, IpAddr, u8)>,
     /// Port at which this rank can be dialled.
     pub port: Option<u16>,
+    /// Whether rank 0 relays pairs of ranks that cannot connect to each other.
+    pub relays: bool,
     /// Problem with the profile or the plans of the environment, if there is one.
     pub problem: Option<String>,
 }
@@ -78,6 +80,7 @@ impl Facts {
                 .map(|network| (network.interface, network.ip, network.prefix))
                 .collect(),
             port,
+            relays: config.relay,
             problem,
         }
     }

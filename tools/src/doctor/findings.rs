@@ -8,6 +8,7 @@ use super::reach::{Carries, Reach, Try};
 use super::report::Report;
 
 mod hosts;
+mod queues;
 mod rates;
 
 /// A problem that was found.
@@ -56,6 +57,7 @@ pub(crate) fn findings(report: &Report) -> Vec<Finding> {
     found.extend(stalls(report));
     found.extend(rates::slow(report));
     found.extend(rates::lossy(report));
+    found.extend(queues::short(report));
     found.extend(hosts::hosts(report));
     found.extend(failure(report));
     found.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
@@ -143,7 +145,13 @@ fn unreachable(report: &Report) -> Vec<Finding> {
         .into_iter()
         .map(|who| {
             let cause = "a firewall drops their packets, or there is no route between their networks";
-            Finding::new("unreachable", Severity::Broken, words(who), cause, remedy)
+            let relays = report.hosts.iter().all(|host| host.facts.relays);
+            let (severity, then) = if relays {
+                (Severity::Warning, "; rank 0 relays their data, which crosses its network twice")
+            } else {
+                (Severity::Broken, "")
+            };
+            Finding::new("unreachable", severity, words(who) + then, cause, remedy)
         })
         .collect()
 }

@@ -77,6 +77,7 @@ mod tests {
             bytes_per_second,
             segments: 0,
             lost: 0,
+            late: 0,
         };
         let report = Report {
             hosts: vec![Host::default(); 2],

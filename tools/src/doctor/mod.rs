@@ -22,6 +22,7 @@ mod facts;
 pub(crate) mod findings;
 mod heat;
 mod line;
+mod meetings;
 pub(crate) mod rates;
 mod reach;
 pub(crate) mod report;

@@ -39,6 +39,8 @@ pub(crate) struct Measured {
     pub segments: u32,
     /// Number of these segments that were lost.
     pub lost: u32,
+    /// Number of segments that were sent again although they arrived, late.
+    pub late: u32,
 }
 
 /// Returns the pairs of one of the [`rounds`]; each host is in at most one pair.
@@ -86,7 +88,7 @@ pub(crate) fn measure(place: &Place<'_>, partner: u32) -> Result<Option<Measured
 }
 
 /// Opens the line between two hosts: the lower one dials if it can, otherwise the higher one.
-fn line(place: &Place<'_>, partner: u32) -> Result<Option<Line>, String> {
+pub(super) fn line(place: &Place<'_>, partner: u32) -> Result<Option<Line>, String> {
     let (low, high) = (place.host.min(partner), place.host.max(partner));
     let reach =
         |from, to| place.reaches.iter().find(|reach| reach.from == from && reach.to == to && reach.works());
@@ -111,7 +113,8 @@ fn out(line: &mut Line, host: u32, partner: u32, buffers: &mut Buffers) -> Resul
     let is_calm = pace(line.socket(), (calm as u32).max(1)).is_ok();
     push(line, partner, bytes as usize, buffers)?;
     let _ = pace(line.socket(), u32::MAX);
-    let (segments, lost) = if is_calm { losses(&before, &line.info()) } else { (0, 0) };
+    let after = line.info();
+    let (segments, lost) = if is_calm { losses(&before, &after) } else { (0, 0) };
     end(line, partner)?;
     Ok(Measured {
         from: host,
@@ -121,12 +124,13 @@ fn out(line: &mut Line, host: u32, partner: u32, buffers: &mut Buffers) -> Resul
         bytes_per_second,
         segments,
         lost,
+        late: after.duplicates.wrapping_sub(before.duplicates),
     })
 }
 
 /// Returns the segments sent between two samples, and the number of them that were lost: those resent, less those that
 /// the peer already had.
-fn losses(before: &TcpInfo, after: &TcpInfo) -> (u32, u32) {
+pub(super) fn losses(before: &TcpInfo, after: &TcpInfo) -> (u32, u32) {
     let since = |what: fn(&TcpInfo) -> u32| what(after).wrapping_sub(what(before));
     let resent = since(|info| info.resent);
     (since(|info| info.sent), resent.saturating_sub(since(|info| info.duplicates)))

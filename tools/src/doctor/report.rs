@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::facts::Facts;
+use super::meetings::Meeting;
 use super::rates::Measured;
 use super::reach::Reach;
 
@@ -19,6 +20,8 @@ pub(crate) struct Report {
     pub unmeasured: Vec<(u32, u32, String)>,
     /// Rounds of pairs that were measured, and the number of all rounds.
     pub rounds: (u32, u32),
+    /// Bursts of several hosts at one.
+    pub meetings: Vec<Meeting>,
     /// Routes of ranks in a communicator, one entry for each.
     pub routes: Vec<Route>,
     /// The reason why a communicator could not be made or used.

@@ -115,6 +115,7 @@ mod tests {
             bytes_per_second,
             segments: 0,
             lost: 0,
+            late: 0,
         };
         let mut report = Report { hosts: vec![Host::default(); 3], ..Report::default() };
         for (host, name) in report.hosts.iter_mut().zip(["a", "b", "c"]) {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::NAME;
 use super::accept::{Acceptor, Arrival, Identity, RejectedConnections};
 use super::address::{Address, Host};
+use super::black_hole::Trial;
 use super::inbound::{Landing, Recv};
 use super::interfaces::{self, Interface, Local};
 use super::leaving::Leaving;
@@ -73,6 +74,8 @@ pub struct TcpEndpoint {
     pub(super) deferred: Vec<Arrival>,
     pub(super) work: Workspace,
     pub(super) pacing: Pacing,
+    /// Connections to peers that do not acknowledge data.
+    pub(super) trials: Vec<Trial>,
     pub(super) park: Park,
     /// Whether sockets are registered with `park`.
     pub(super) watching: bool,
@@ -106,6 +109,19 @@ pub(super) struct Peer {
     /// Shortest round trip on the connections of its channels, if one is known.
     pub(super) least_round_trip: Option<Duration>,
 }
+
+const CAPS: Caps = Caps {
+    name: NAME,
+    channels_max: CHANNELS_MAX,
+    message_max: MESSAGE_MAX,
+    // The room in the kernel's buffers is unknown, and there is no connection before the peer has polled.
+    eager_max: 0,
+    staging_per_channel: 0,
+    park_word: false,
+    park_fd: true,
+    in_place: true,
+    stage: None,
+};
 
 const NO_LINK: u32 = u32::MAX;
 
@@ -146,18 +162,7 @@ impl TcpEndpoint {
         let park = Park::new().map_err(system("creating an epoll descriptor"))?;
         let key = key_of(&options.cookie);
         Ok(Self {
-            caps: Caps {
-                name: NAME,
-                channels_max: CHANNELS_MAX,
-                message_max: MESSAGE_MAX,
-                // The room in the kernel's buffers is unknown, and there is no connection before the peer has polled.
-                eager_max: 0,
-                staging_per_channel: 0,
-                park_word: false,
-                park_fd: true,
-                in_place: true,
-                stage: None,
-            },
+            caps: CAPS,
             me: Identity { rank, world_size, instance, key },
             options,
             host,
@@ -180,6 +185,7 @@ impl TcpEndpoint {
             deferred: Vec::new(),
             work: Workspace::new(),
             pacing: Pacing::default(),
+            trials: Vec::new(),
             park,
             watching: false,
             deaf: false,
@@ -281,7 +287,7 @@ impl TcpEndpoint {
     }
 
     /// Returns the existing links to a peer.
-    fn links_to(&self, peer: u32) -> impl Iterator<Item = &Link> {
+    pub(super) fn links_to(&self, peer: u32) -> impl Iterator<Item = &Link> {
         let numbers = self.peers.get(peer as usize).map_or(&[][..], |peer| &peer.links);
         numbers.iter().filter_map(|&number| self.links.get(number as usize))
     }
@@ -460,6 +466,10 @@ impl Endpoint for TcpEndpoint {
             State::Awaited(awaiting) => awaiting.tried.is_some(),
             State::Idle | State::Gone => false,
         })
+    }
+
+    fn black_hole(&mut self, peer: u32) -> Option<u32> {
+        self.find_black_hole(peer, Instant::now())
     }
 
     fn rails(&self, peer: u32) -> Vec<crate::endpoint::Rail> {

@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
+use super::devices::{below, devices};
 use super::options::Family;
 
 /// One address of an interface that is up.
@@ -66,6 +67,8 @@ pub(super) fn enumerate() -> io::Result<Local> {
         return Err(io::Error::last_os_error());
     }
     let mut found = Local { is_listed: true, ..Local::default() };
+    // Without a list of devices, the names decide: see `share_cable`.
+    let devices = devices().unwrap_or_default();
     let mut at = head;
     while !at.is_null() {
         // SAFETY: `at` is an element of the list, which lives until freeifaddrs.
@@ -86,7 +89,7 @@ pub(super) fn enumerate() -> io::Result<Local> {
         let name = name.to_string_lossy().into_owned();
         let known = found.up.iter().find(|other| other.name == name).map(|other| other.cables.clone());
         found.up.push(Interface {
-            cables: known.unwrap_or_else(|| lowest(&name, &below)),
+            cables: known.unwrap_or_else(|| lowest(&name, &|name| below(name, &devices))),
             name,
             index,
             ip,
@@ -118,14 +121,6 @@ fn lowest(name: &str, below: &impl Fn(&str) -> Vec<String>) -> Vec<String> {
     found.sort_unstable();
     found.dedup();
     found
-}
-
-/// Returns the devices on which a device of this network namespace is stacked directly. None if the system does not show
-/// them; the names then decide: see [`share_cable`].
-fn below(device: &str) -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir(format!("/sys/class/net/{device}")) else { return Vec::new() };
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.filter_map(|name| Some(name.strip_prefix("lower_")?.to_owned())).collect()
 }
 
 /// Returns whether packets of two interfaces of a host leave by one cable: one is stacked on the other, or both on a third,

@@ -29,9 +29,11 @@
 
 mod accept;
 mod address;
+mod black_hole;
 mod climb;
 mod congestion;
 mod connect;
+mod devices;
 mod dial;
 mod endpoint;
 mod inbound;
@@ -65,6 +67,7 @@ use crate::kinds::{Features, Options};
 
 pub use accept::RejectedConnections;
 pub use address::Network;
+pub use devices::{Device, devices};
 pub use endpoint::TcpEndpoint;
 pub use interfaces::admitted;
 pub(crate) use interfaces::{prefix_of, same_network};

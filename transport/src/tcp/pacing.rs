@@ -21,7 +21,18 @@ use super::socket::{self, TcpInfo};
 use crate::endpoint::Paced;
 
 /// Length from which messages are paced.
-const LONG_BYTES: usize = 64 << 10;
+const LONG_BYTES: usize = 128 << 10;
+
+/// The same once shorter messages have shown that their bursts overflow a queue. Elsewhere, pacing delays them: see
+/// docs/measurements.md.
+const LONG_WHERE_LOST_BYTES: usize = 64 << 10;
+
+/// Number of messages that lost segments, among the last 64 of such a length, which shows that.
+const LOSSES_MOST: u32 = 4;
+
+/// Time for which shorter messages are then paced. It doubles up to the longest.
+const SHORTER_LEAST: Duration = Duration::from_secs(10);
+const SHORTER_MOST: Duration = Duration::from_secs(320);
 
 /// Bytes left of a message below which its connection no longer counts.
 const LEFT_BYTES: usize = 32 << 10;
@@ -55,7 +66,39 @@ pub(super) struct Pacing {
     /// Whether the last look found enough hosts.
     is_pacing: bool,
     climb: Climb,
+    shorter: Shorter,
     paced: Paced,
+}
+
+/// Decides whether messages from [`LONG_WHERE_LOST_BYTES`] on are paced too.
+#[derive(Debug)]
+struct Shorter {
+    /// A bit for each message that was not paced: whether its connection has lost segments since the one before.
+    losses: u64,
+    until: Option<Instant>,
+    time: Duration,
+}
+
+impl Default for Shorter {
+    fn default() -> Self {
+        Self { losses: 0, until: None, time: SHORTER_LEAST }
+    }
+}
+
+impl Shorter {
+    fn are_paced(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+
+    /// Notes a message that is not paced.
+    fn note(&mut self, has_lost: bool, now: Instant) {
+        self.losses = self.losses << 1 | u64::from(has_lost);
+        if self.losses.count_ones() >= LOSSES_MOST {
+            self.until = now.checked_add(self.time);
+            self.time = (2 * self.time).min(SHORTER_MOST);
+            self.losses = 0;
+        }
+    }
 }
 
 /// The pace of a connection.
@@ -68,11 +111,13 @@ pub(super) struct Pace {
     /// The limit that the kernel has been told.
     bytes_per_second: u32,
     is_listed: bool,
+    /// Number of segments that the connection had lost at the last look; `None` before the first.
+    lost: Option<u32>,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { host: None, is_near: false, bytes_per_second: UNPACED, is_listed: false }
+        Self { host: None, is_near: false, bytes_per_second: UNPACED, is_listed: false, lost: None }
     }
 }
 
@@ -106,6 +151,12 @@ impl Pace {
         }
         self.is_near
     }
+
+    /// Returns whether the connection has lost segments since the last look. Segments that arrived twice were late.
+    fn has_lost(&mut self, socket: &Socket) -> bool {
+        let lost = TcpInfo::of(socket).map_or(0, |info| info.resent.saturating_sub(info.duplicates));
+        self.lost.replace(lost).is_some_and(|before| lost > before)
+    }
 }
 
 impl Link {
@@ -117,7 +168,7 @@ impl Link {
 
     /// Returns whether a message of this length may change paces.
     pub(super) fn wants_pace(&self, len: usize) -> bool {
-        self.pace.host.is_some() && (len >= LONG_BYTES || self.pace.is_listed)
+        self.pace.host.is_some() && (len >= LONG_WHERE_LOST_BYTES || self.pace.is_listed)
     }
 }
 
@@ -147,10 +198,15 @@ impl TcpEndpoint {
         let expected = peer.expected;
         let State::Open(socket) = &link.state else { return };
         // If a channel has several connections, these share the path by what each carries.
-        if len < LONG_BYTES || link.pace.is_listed || link.bundle.is_some() || expected <= 0.0 {
+        if len < LONG_WHERE_LOST_BYTES || link.pace.is_listed || link.bundle.is_some() || expected <= 0.0 {
             return self.repace();
         }
         if link.pace.see(socket, peer) {
+            let now = Instant::now();
+            if len < LONG_BYTES && !pacing.shorter.are_paced(now) {
+                pacing.shorter.note(link.pace.has_lost(socket), now);
+                return self.repace();
+            }
             link.pace.is_listed = true;
             pacing.links.push(number);
             pacing.climb.begin_again();
@@ -160,7 +216,7 @@ impl TcpEndpoint {
                 pacing.apply(&mut links[number as usize], pace);
                 pacing.is_due = true;
             } else {
-                self.look_at_paces(Instant::now());
+                self.look_at_paces(now);
             }
         }
     }
@@ -287,7 +343,11 @@ mod tests {
 
     /// Makes an end, three peers that seem to be on hosts of their own, and paths of known rate to them.
     fn star(pacing: bool) -> Vec<TcpEndpoint> {
-        let options = || TcpOptions { pacing, dial_patience: Duration::ZERO, ..TcpOptions::default() };
+        star_with(TcpOptions { pacing, ..TcpOptions::default() })
+    }
+
+    fn star_with(options: TcpOptions) -> Vec<TcpEndpoint> {
+        let options = || TcpOptions { dial_patience: Duration::ZERO, ..options.clone() };
         let mut ends: Vec<_> = (0..4).map(|rank| TcpEndpoint::new(rank, 4, options()).unwrap()).collect();
         introduce(&mut ends);
         for (peer, other) in (0..).zip(&mut ends[0].peers).skip(1) {
@@ -309,10 +369,14 @@ mod tests {
     /// Sends a long message on some channels, of which each is a peer and an index. Returns the paces before the peers
     /// receive it and after they have.
     fn send(ends: &mut [TcpEndpoint], on: &[(u32, u16)]) -> [Vec<u32>; 2] {
-        let mut source = vec![7_u8; LEN];
-        let mut targets = vec![vec![0_u8; LEN]; on.len()];
-        let from = [Piece { ptr: source.as_mut_ptr(), len: LEN }];
-        let into: Vec<_> = targets.iter_mut().map(|to| [Piece { ptr: to.as_mut_ptr(), len: LEN }]).collect();
+        send_of(ends, on, LEN)
+    }
+
+    fn send_of(ends: &mut [TcpEndpoint], on: &[(u32, u16)], len: usize) -> [Vec<u32>; 2] {
+        let mut source = vec![7_u8; len];
+        let mut targets = vec![vec![0_u8; len]; on.len()];
+        let from = [Piece { ptr: source.as_mut_ptr(), len }];
+        let into: Vec<_> = targets.iter_mut().map(|to| [Piece { ptr: to.as_mut_ptr(), len }]).collect();
         let mut events = Vec::new();
         for &(peer, index) in on {
             // SAFETY: bytes and pieces outlive the tokens, which complete below.
@@ -373,6 +437,39 @@ mod tests {
         let host = ends[0].peers[1].address.as_ref().expect("introduced").host;
         ends[0].peers[2].address.as_mut().expect("introduced").host = host;
         assert_eq!(send(&mut ends, both.as_flattened()), [vec![UNPACED; 6], vec![UNPACED; 6]]);
+    }
+
+    #[test]
+    fn shorter_messages_are_paced_for_a_while_once_they_have_lost_segments() {
+        let mut shorter = Shorter::default();
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        (0..1000).for_each(|message| shorter.note(message % 32 == 0, start));
+        assert!(!shorter.are_paced(start), "one in 32");
+        (0..1000).for_each(|_| shorter.note(false, start));
+        (0..3).for_each(|_| shorter.note(true, start));
+        assert!(!shorter.are_paced(start));
+        shorter.note(true, start);
+        assert!(shorter.are_paced(after(9)) && !shorter.are_paced(after(10)));
+        (0..4).for_each(|_| shorter.note(true, after(10)));
+        assert!(shorter.are_paced(after(29)) && !shorter.are_paced(after(30)), "twice as long");
+        for round in 1..20 {
+            (0..4).for_each(|_| shorter.note(true, after(1000 * round)));
+        }
+        assert!(!shorter.are_paced(after(19_321)) && shorter.are_paced(after(19_319)));
+    }
+
+    #[test]
+    fn shorter_messages_are_paced_only_where_they_lose_segments() {
+        // Peers that do not receive take less than a message, so that it is seen.
+        let options = TcpOptions { recv_buffer_bytes: Some(8 << 10), ..TcpOptions::default() };
+        let len = 100_000;
+        let three = vec![UNPACED; 3];
+        let mut ends = star_with(options.clone());
+        assert_eq!(send_of(&mut ends, &THREE, len), [three.clone(), three.clone()]);
+        let mut ends = star_with(options);
+        ends[0].pacing.shorter.until = Instant::now().checked_add(Duration::from_secs(600));
+        assert_eq!(send_of(&mut ends, &THREE, len), [vec![316_666_666; 3], three]);
     }
 
     #[test]

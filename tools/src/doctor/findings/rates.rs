@@ -16,6 +16,15 @@ const LOST: u32 = 3;
 /// Share of lost segments that slows a connection down: cubic fills 1 Gbit/s at 1 ms if fewer are lost.
 const LOSSY: f64 = 3e-4;
 
+/// Part of the segments sent again that had arrived, from which packets overtake each other. Where packets are lost, it is
+/// some percent.
+const LATE: f64 = 0.2;
+
+const OVERTAKING: &str = "packets of one connection overtake each other, as on several paths of different length, and are \
+                          then sent again";
+const ONE_PATH: &str = "Have switches and bonds distribute connections, not packets (`xmit_hash_policy layer3+4` instead of \
+                        mode balance-rr), and check the path for errors (`ip -s link`)";
+
 /// Finds hosts all of whose links are slow in one direction, and links that are slower than both their hosts.
 pub(super) fn slow(report: &Report) -> Vec<Finding> {
     let hosts = report.hosts.len() as u32;
@@ -43,18 +52,21 @@ pub(super) fn slow(report: &Report) -> Vec<Finding> {
             rate / 1e6,
             usual / 1e6
         );
-        found.push(Finding::new(
-            "slow_host",
-            Severity::Warning,
-            what,
-            "a cable or port that negotiated a lower speed, a virtual machine's limit, or other traffic",
-            "Compare `ethtool` of its interface with another host's; collectives wait for this host, so \
-             leave it out if it cannot be fixed",
-        ));
+        let own = || report.measured.iter().filter(|way| [way.from, way.to].contains(&host));
+        let fastest = own().max_by(|a, b| a.bytes_per_second.total_cmp(&b.bytes_per_second));
+        let is_far = own().all(|way| is_far(report, way));
+        let (cause, remedy) = fastest.filter(|_| is_far).map(distance).unwrap_or_else(|| {
+            let cause =
+                "a cable or port that negotiated a lower speed, a virtual machine's limit, or other traffic";
+            let remedy = "Compare `ethtool` of its interface with another host's; collectives wait for this host, \
+                          so leave it out if it cannot be fixed";
+            (cause.to_owned(), remedy)
+        });
+        found.push(Finding::new("slow_host", Severity::Warning, what, cause, remedy));
     }
     let could = |way: &Measured| Some(sends(way.from)?.min(receives(way.to)?));
     for way in &report.measured {
-        let is_known = named.contains(&way.from) || named.contains(&way.to);
+        let is_known = named.contains(&way.from) || named.contains(&way.to) || loses_much(way);
         let Some(rate) = could(way).filter(|rate| !is_known && way.bytes_per_second < SLOW * rate) else {
             continue;
         };
@@ -65,13 +77,49 @@ pub(super) fn slow(report: &Report) -> Vec<Finding> {
             way.bytes_per_second / 1e6,
             rate / 1e6
         );
-        let cause = "a slow or congested link between the two, such as a switch's uplink";
-        let remedy = "Check the path (`tracepath`) and its switches, or place the job on hosts that are \
-                      close to each other";
+        let (cause, remedy) = if is_far(report, way) {
+            distance(way)
+        } else {
+            let cause = "a slow or congested link between the two, such as a switch's uplink";
+            let remedy = "Check the path (`tracepath`) and its switches, or place the job on hosts that are \
+                          close to each other";
+            (cause.to_owned(), remedy)
+        };
         found.push(Finding::new("slow_link", Severity::Warning, what, cause, remedy));
     }
     found.extend(two_hosts_apart(report));
     found
+}
+
+/// Returns whether losses, which are a finding of their own, are enough to make a way slow.
+fn loses_much(way: &Measured) -> bool {
+    const MUCH: f64 = 0.01;
+    way.lost >= LOST && f64::from(way.lost) >= MUCH * f64::from(way.segments)
+}
+
+/// Round trip, and its factor over that of near pairs, from which a path is long.
+const FAR_SECONDS: f64 = 5e-3;
+const FAR_FACTOR: f64 = 4.0;
+
+/// Returns whether the distance may be why a way is slow: it is much longer than the near ones.
+fn is_far(report: &Report, way: &Measured) -> bool {
+    let mut trips: Vec<f64> = report.measured.iter().map(|way| way.round_trip_seconds).collect();
+    trips.sort_by(f64::total_cmp);
+    let near = trips.get(trips.len() / 4).copied().unwrap_or_default();
+    way.round_trip_seconds >= FAR_SECONDS.max(FAR_FACTOR * near)
+}
+
+/// Returns cause and remedy of a rate that the distance explains.
+fn distance(way: &Measured) -> (String, &'static str) {
+    let cause = format!(
+        "the distance: a round trip takes {:.1} ms, and one connection had {:.2} MB in flight (its window), which \
+         gives this rate",
+        1e3 * way.round_trip_seconds,
+        way.bytes_per_second * way.round_trip_seconds / 1e6
+    );
+    let remedy = "Raise net.core.wmem_max, and the last numbers of net.ipv4.tcp_wmem and tcp_rmem, on both hosts, or \
+                  place the job on hosts that are close to each other. If losses are reported too, mend these first";
+    (cause, remedy)
 }
 
 /// Finds one direction between two hosts that is much slower than the other.
@@ -113,6 +161,8 @@ pub(super) fn lossy(report: &Report) -> Vec<Finding> {
     let is_lossy = |counts: (u32, u32)| counts.0 >= LOST && share(counts) >= LOSSY;
     let bad: BTreeSet<_> =
         all.iter().copied().filter(|link| is_lossy(sum(&|way| pair(way) == *link))).collect();
+    let late: u32 = report.measured.iter().map(|way| way.late).fold(0, u32::saturating_add);
+    let are_late = late >= LOST && f64::from(late) >= LATE * f64::from(late.saturating_add(sum(&|_| true).0));
     let words = |who| {
         let (place, counts) = match who {
             Blame::All => ("between all hosts".to_owned(), sum(&|_| true)),
@@ -125,7 +175,13 @@ pub(super) fn lossy(report: &Report) -> Vec<Finding> {
                 sum(&|way| pair(way) == (one, other)),
             ),
         };
-        format!("{:.2} % of segments are lost {place} ({} of {})", 100.0 * share(counts), counts.0, counts.1)
+        let late = if are_late { " or late" } else { "" };
+        format!(
+            "{:.2} % of segments are lost{late} {place} ({} of {})",
+            100.0 * share(counts),
+            counts.0,
+            counts.1
+        )
     };
     blame(&bad, &all, ends)
         .into_iter()
@@ -135,6 +191,7 @@ pub(super) fn lossy(report: &Report) -> Vec<Finding> {
                  queueing them";
             let remedy = "Look for errors and drops on the path (`ip -s link`, `ethtool -S`); until then, \
                           KOLO_SOCKET_CONGESTION=bbr loses less time, if the kernel offers it";
+            let (cause, remedy) = if are_late { (OVERTAKING, ONE_PATH) } else { (cause, remedy) };
             Finding::new("lossy", Severity::Warning, words(who), cause, remedy)
         })
         .collect()

@@ -1,3 +1,4 @@
+use super::super::meetings::Meeting;
 use super::super::rates::Measured;
 use super::super::report::{Host, Route};
 use super::*;
@@ -21,6 +22,7 @@ fn healthy(hosts: u32) -> Report {
         bytes_per_second: 110e6 + 1e6 * f64::from(from),
         segments: 5000,
         lost: 1,
+        late: 0,
     };
     Report {
         hosts: (0..hosts).map(host).collect(),
@@ -89,6 +91,9 @@ fn pairs_that_never_meet_break_a_job() {
     let mut report = healthy(4);
     dials(&mut report, |from, to| from == 1 || to == 1);
     assert!(only(&report).what.starts_with("host 1 (node1) and the others"));
+    report.hosts.iter_mut().for_each(|host| host.facts.relays = true);
+    let found = only(&report);
+    assert!(found.severity == Severity::Warning && found.what.contains("rank 0 relays"), "{found:?}");
 }
 
 #[test]
@@ -171,6 +176,27 @@ fn slow_hosts_are_told_from_slow_links() {
 }
 
 #[test]
+fn a_long_path_explains_a_rate() {
+    for (hosts, is_slow, kind) in [
+        (4, (|way| (way.from, way.to) == (1, 3)) as fn(&Measured) -> bool, "slow_link"),
+        (4, |way| way.from == 2 || way.to == 2, "slow_host"),
+    ] {
+        let mut report = healthy(hosts);
+        report.measured.iter_mut().filter(|way| is_slow(way)).for_each(|way| {
+            (way.bytes_per_second, way.round_trip_seconds) = (20e6, 0.04);
+        });
+        let found = only(&report);
+        assert!(
+            found.kind == kind && found.cause.contains("40.0 ms") && found.cause.contains("0.80 MB"),
+            "{found:?}"
+        );
+        // If all paths are as long, the distance distinguishes none.
+        report.measured.iter_mut().for_each(|way| way.round_trip_seconds = 0.04);
+        assert!(!only(&report).cause.contains("distance"));
+    }
+}
+
+#[test]
 fn losses_are_placed() {
     let lossy = |is_bad: fn(&Measured) -> bool| {
         let mut report = healthy(4);
@@ -184,6 +210,34 @@ fn losses_are_placed() {
     );
     let found = lossy(|way| (way.from, way.to) == (0, 3));
     assert!(found.what.contains("between host 0 (node0) and host 3"), "{found:?}");
+    // Segments that come late are sent again too.
+    let mut report = healthy(4);
+    report.measured.iter_mut().for_each(|way| (way.lost, way.late) = (50, 20));
+    let found = only(&report);
+    assert!(found.what.contains("are lost or late") && found.cause.contains("overtake"), "{found:?}");
+    // They also explain the rate.
+    let mut report = healthy(4);
+    for way in report.measured.iter_mut().filter(|way| (way.from, way.to) == (0, 3)) {
+        (way.lost, way.bytes_per_second) = (500, 1e6);
+    }
+    assert_eq!(only(&report).kind, "lossy");
+}
+
+#[test]
+fn queues_that_bursts_overflow_are_told_from_losses() {
+    let meeting =
+        |to, lost| Meeting { to, senders: 3, bytes: 96 << 10, seconds: 0.024, segments: 1000, lost };
+    let mut report = healthy(4);
+    report.meetings = (0..4).map(|to| meeting(to, if to == 2 { 230 } else { 10 })).collect();
+    let found = only(&report);
+    assert_eq!((found.kind, found.severity), ("short_queue", Severity::Warning));
+    for text in ["23 % of", "3 hosts send to host 2 (node2)", "96 KiB", "24.0 ms instead of "] {
+        assert!(found.what.contains(text), "{text}: {found:?}");
+    }
+    report.meetings = (0..4).map(|to| meeting(to, 200)).collect();
+    assert!(only(&report).what.contains("send to any host"));
+    report.measured.iter_mut().for_each(|way| way.lost = way.segments / 10);
+    assert_eq!(only(&report).kind, "lossy");
 }
 
 #[test]
