@@ -185,7 +185,8 @@ pub(super) fn establish(
 /// Connects one endpoint. If that fails, all members hear why. Otherwise those that have their connections would take
 /// this rank for one that has left.
 fn establish_one(endpoint: &mut dyn Endpoint, making: &Making, membership: &Membership) -> Result<()> {
-    endpoint.establish(making.deadline).map_err(|source| {
+    let is_aborted = || membership.abort_flag().is_raised();
+    endpoint.establish(&is_aborted, making.deadline).map_err(|source| {
         let context = ErrorContext::unnumbered(making.rank, "making the communicator");
         if source.kind == ErrorKind::PeerLost {
             membership.abort_flag().wait(Instant::now() + REASON_GRACE);

@@ -351,7 +351,7 @@ impl Endpoint for TcpEndpoint {
         Ok(Reach::Yes { how })
     }
 
-    fn establish(&mut self, _deadline: Instant) -> Result<(), Error> {
+    fn establish(&mut self, _: &dyn Fn() -> bool, _deadline: Instant) -> Result<(), Error> {
         // It has listened since `new`, and connections are made on first use.
         Ok(())
     }
