@@ -196,6 +196,8 @@ impl Applicant {
             at: offer.admission.at.listener.clone(),
             locality,
             regroup_id: offer.admission.regroup_id,
+            detours: None,
+            began: Instant::now(),
         };
         let spec = JoinSpec {
             rank: offer.admission.rank,

@@ -20,6 +20,7 @@ pub(crate) const TESTS: &[Test] = tests![
     Long of_a_parted_network_one_side_goes_on,
     Long whoever_is_left_behind_is_told,
     Long those_that_cannot_meet_are_relayed_after_a_loss_too,
+    Long a_third_rank_connects_one_that_does_not_reach_the_next_rank_0,
 ];
 
 const HOSTS: usize = 4;
@@ -145,6 +146,33 @@ fn those_that_cannot_meet_are_relayed_after_a_loss_too() {
     let took = group.sums_again(&without(3), since);
     assert!(took <= MOST, "{}: {took:?}", group.what);
     group.stop(&without(3));
+}
+
+/// Ranks 1 and 2 do not reach each other, from the start or from the moment on at which rank 0 ends, and rank 1 is the
+/// next rank 0.
+fn a_third_rank_connects_one_that_does_not_reach_the_next_rank_0() {
+    at_once(&[
+        &|| parted_from_the_next(&[(2, 1)], false),
+        &|| parted_from_the_next(&[(1, 2), (2, 1)], false),
+        &|| parted_from_the_next(&[(1, 2), (2, 1)], true),
+    ]);
+}
+
+fn parted_from_the_next(blocked: &[(usize, usize)], is_cut_later: bool) -> Option<()> {
+    let settings = [("KOLO_ALGO", "all_reduce:ring"), ("KOLO_TRANSPORT", "tcp")];
+    let what = format!("{blocked:?} parted, {}", if is_cut_later { "later" } else { "before" });
+    let dialling = if is_cut_later { &[][..] } else { blocked };
+    let mut group = Group::on(&what, &["run"], &settings, |lab| {
+        dialling.iter().for_each(|(from, to)| lab.block_dialling(*from, *to));
+    })?;
+    if is_cut_later {
+        blocked.iter().for_each(|(from, to)| group.part(&[*from], &[*to]));
+    }
+    let since = Instant::now();
+    group.ranks[0].signal(Signal::KILL);
+    group.sums_again(&without(0), since);
+    group.stop(&without(0));
+    Some(())
 }
 
 /// Cuts a cable, stops a process and overloads the machine, each for less than the limit. None of these may count as a
