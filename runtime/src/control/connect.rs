@@ -236,7 +236,10 @@ impl Search {
                     let reached = regroup.connect(spec).await.map_err(|error| match error {
                         error @ (ConnectError::Silent(_)
                         | ConnectError::Refused(_)
-                        | ConnectError::Misfit { .. }) => AttemptError::Retry(error.text()),
+                        | ConnectError::Misfit { .. }) => match regroup.is_out_of_reach() {
+                            true => AttemptError::Fatal(out_of_reach(spec, &regroup.at, &error.text())),
+                            false => AttemptError::Retry(error.text()),
+                        },
                         error => AttemptError::Fatal(Error::Join {
                             rank: Some(spec.rank),
                             kind: JoinFailure::Survivors,
@@ -492,6 +495,20 @@ fn hello(
         source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
         listener: listener.map(|listener| listener.address_with(ends.map(|[own, _]| own.ip()))),
         ends,
+    }
+}
+
+/// Makes the error of a newcomer that does not reach the new rank 0. The members do: only this process is the matter.
+fn out_of_reach(spec: &JoinSpec, at: &ListenerAddress, why: &str) -> Error {
+    let at = list(at.addresses());
+    Error::Join {
+        rank: Some(spec.rank),
+        kind: JoinFailure::Unreachable,
+        problem: format!("this newcomer was admitted, but does not reach the new rank 0 at {at}: {why}"),
+        remedy:
+            "Open the firewall between these two hosts for the port (KOLO_PORT_RANGE bounds the ports), or \
+                 choose other interfaces with KOLO_SOCKET_IFNAME"
+                .to_owned(),
     }
 }
 

@@ -16,6 +16,8 @@ async fn survivors_leave_forwarded_messages_to_the_control_plane_before() {
         regroup_id: [0; 32],
         detours: None,
         began: Instant::now(),
+        reach_within: None,
+        was_reached: false.into(),
     };
     let locator = Locator::Survivors(SurvivorRendezvous(std::sync::Arc::new(regroup)));
     let after = JoinSpec { locator, ..before.clone() };

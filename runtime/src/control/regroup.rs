@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -179,7 +180,16 @@ impl Control {
             Detours::new(&self.inner.shared, spec, peers.listeners(), *center, is_left)
         });
         let (listener, began) = (listener.clone(), Instant::now());
-        let regroup = Regroup { listener, at: at.listener, locality, regroup_id, detours, began };
+        let regroup = Regroup {
+            listener,
+            at: at.listener,
+            locality,
+            regroup_id,
+            detours,
+            began,
+            reach_within: None,
+            was_reached: false.into(),
+        };
         let left = deadline.saturating_duration_since(Instant::now());
         let next = JoinSpec {
             rank: place,
@@ -244,6 +254,11 @@ pub(super) struct Regroup {
     /// The members that may connect this one to that rank.
     pub(super) detours: Option<Detours>,
     pub(super) began: Instant,
+    /// Time after which this process gives up because it does not reach that rank. `None` for a member, which has been
+    /// reached by the others and is watched by them.
+    pub(super) reach_within: Option<Duration>,
+    /// Whether that rank has been reached. If it is not reached again, it has most likely ended, and the alarm says so.
+    pub(super) was_reached: AtomicBool,
 }
 
 impl Regroup {
@@ -256,6 +271,12 @@ impl Regroup {
         if self.listener.is_local() { OnSilence::Ignore } else { OnSilence::Fail }
     }
 
+    /// Whether this process has tried for long enough to reach the rank that runs the coordinator.
+    pub(super) fn is_out_of_reach(&self) -> bool {
+        let is_late = self.reach_within.is_some_and(|limit| self.began.elapsed() >= limit);
+        is_late && !self.was_reached.load(Ordering::Relaxed)
+    }
+
     /// Connects to the rank that runs the coordinator, perhaps by a third member. If that rank has given up
     /// this regrouping, a retry is useless. If its process has ended, the refusals are no proof, since nothing is known
     /// about its addresses here; the watch or the alarm reports the end.
@@ -265,7 +286,9 @@ impl Regroup {
         let after = ASK_AFTER.saturating_sub(self.began.elapsed());
         let detours = self.detours.clone().map(|detours| detours.asked_after(after));
         let (at, locality) = (&self.at, self.locality);
-        self.listener.reach(at, locality, credentials, &opening, CONNECT_TIMEOUT, detours.as_ref()).await
+        let reaching =
+            self.listener.reach(at, locality, credentials, &opening, CONNECT_TIMEOUT, detours.as_ref());
+        reaching.await.inspect(|_| self.was_reached.store(true, Ordering::Relaxed))
     }
 
     /// Hands survivors that come to this listener to the coordinator, until the result is dropped.
