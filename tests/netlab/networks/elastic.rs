@@ -93,8 +93,8 @@ impl Group {
         text
     }
 
-    /// Ends the job, and checks that no rank has seen a wrong sum.
-    fn stop(mut self, left: &[usize]) {
+    /// Ends the job, and checks that no rank has seen a wrong sum. Returns its processes.
+    fn stop(mut self, left: &[usize]) -> Vec<Rank> {
         for rank in left {
             self.ranks[*rank].tell("stop");
         }
@@ -104,6 +104,7 @@ impl Group {
         for (rank, process) in self.ranks.iter().enumerate() {
             assert!(!process.said.contains("@wrong"), "{}: rank {rank}: {}", self.what, process.said);
         }
+        self.ranks
     }
 }
 
@@ -172,7 +173,13 @@ fn parted_from_the_next(blocked: &[(usize, usize)], is_cut_later: bool) -> Optio
     let since = Instant::now();
     group.ranks[0].signal(Signal::KILL);
     group.sums_again(&without(0), since);
-    group.stop(&without(0));
+    let ranks = group.stop(&without(0));
+    // Rank 3 is the third of those that are left. If one end can dial the other, it relays no data.
+    for rank in &ranks[1..=2] {
+        let says =
+            rank.said.contains("relayed by rank 2 to 1 rank(s), since neither end could dial the other");
+        assert_eq!(says, blocked.len() == 2, "{what}: {}", rank.said);
+    }
     Some(())
 }
 
