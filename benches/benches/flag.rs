@@ -54,7 +54,7 @@ fn exchanges() -> [Exchange; 2] {
     }
     std::thread::scope(|scope| {
         for endpoint in &mut world {
-            scope.spawn(|| endpoint.establish(Instant::now() + PATIENCE).expect("both are there"));
+            scope.spawn(|| endpoint.establish(&|| false, Instant::now() + PATIENCE).expect("both are there"));
         }
     });
     world.map(|mut endpoint| endpoint.exchange().expect("all on one host"))

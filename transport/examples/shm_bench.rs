@@ -128,7 +128,7 @@ fn meet(endpoint: &mut ShmEndpoint, rank: u32, n: u32, directory: &Path) {
         };
         endpoint.introduce(peer, &address).expect("introduced");
     }
-    endpoint.establish(Instant::now() + Duration::from_secs(20)).expect("established");
+    endpoint.establish(&|| false, Instant::now() + Duration::from_secs(20)).expect("established");
 }
 
 struct Bench {

@@ -271,11 +271,12 @@ pub trait Endpoint: Send + std::fmt::Debug {
     fn introduce(&mut self, peer: u32, address: &[u8]) -> Result<Reach, Error>;
 
     /// Sets up the resources that the introduced peers share (connections are made later, on first use). Blocks until
-    /// done or until `deadline`. Every reachable peer calls it at about the same time.
+    /// done or until `deadline`. Every reachable peer calls it at about the same time. While it waits, it asks the owner
+    /// several times a second whether it has been told to give up (`is_aborted`).
     ///
     /// # Errors
-    /// If a peer does not show up in time, or the system refuses.
-    fn establish(&mut self, deadline: Instant) -> Result<(), Error>;
+    /// If a peer does not show up in time, the owner gives up, or the system refuses.
+    fn establish(&mut self, is_aborted: &dyn Fn() -> bool, deadline: Instant) -> Result<(), Error>;
 
     /// Sends a message each way over every path to these peers, before anything relies on the paths; the peers do the
     /// same at about the same time. Blocks until all paths are known to work or fail, or until `deadline`. Returns

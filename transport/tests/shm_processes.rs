@@ -5,6 +5,7 @@
 use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo_transport::Needs;
@@ -129,6 +130,30 @@ fn a_killed_process_is_noticed() {
     }
 }
 
+/// The frozen rank lives, so nothing but the abort tells the others that it will not come.
+#[test]
+fn an_abort_ends_the_wait_for_a_frozen_rank() {
+    for frozen in [0, 2] {
+        let mut processes = start(&format!("freeze-{frozen}"), 3);
+        for process in &mut processes {
+            process.hear("READY");
+        }
+        let mut victim = processes.remove(frozen);
+        let began = Instant::now();
+        for process in &mut processes {
+            process.tell("abort");
+        }
+        for process in &mut processes {
+            let told = process.hear("GAVE UP");
+            assert!(["Aborted", "PeerLost"].contains(&told.as_str()), "{frozen}: {told}");
+        }
+        assert!(began.elapsed() < PATIENCE / 2, "{frozen}: {:?}", began.elapsed());
+        victim.child.kill().expect("killed");
+        victim.child.wait().expect("an end");
+        processes.into_iter().for_each(Process::end);
+    }
+}
+
 #[test]
 fn messages_outlive_their_process() {
     let mut processes = start("legacy", 2);
@@ -206,7 +231,10 @@ fn child() {
         let bytes: Vec<u8> = digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect();
         endpoint.introduce(peer, &bytes).expect("introduced");
     }
-    endpoint.establish(Instant::now() + PATIENCE).expect("established");
+    if let Some(frozen) = scenario.strip_prefix("freeze-") {
+        return freeze(&mut endpoint, frozen == rank.to_string());
+    }
+    endpoint.establish(&|| false, Instant::now() + PATIENCE).expect("established");
     match scenario.as_str() {
         "talk" | "talk-single" => talk(endpoint, rank, n),
         "flat" => flat(endpoint),
@@ -221,6 +249,25 @@ fn child() {
         "flood" => flood(),
         other => panic!("no scenario {other}"),
     }
+}
+
+/// Stops this process, or waits for the others until it is told that one has aborted.
+fn freeze(endpoint: &mut ShmEndpoint, is_frozen: bool) {
+    println!("READY ");
+    if is_frozen {
+        let own = rustix::process::getpid();
+        rustix::process::kill_process(own, rustix::process::Signal::STOP).expect("stopped");
+    }
+    let is_aborted = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            listen();
+            is_aborted.store(true, Ordering::SeqCst);
+        });
+        let given_up = || is_aborted.load(Ordering::SeqCst);
+        let error = endpoint.establish(&given_up, Instant::now() + PATIENCE).expect_err("one is frozen");
+        println!("GAVE UP {:?}", error.kind);
+    });
 }
 
 fn listen() -> String {

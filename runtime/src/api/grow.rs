@@ -174,6 +174,11 @@ fn newly_unreached(before: &mut Option<String>, error: &Error) -> bool {
     is_apart && before.replace(text.clone()) != Some(text)
 }
 
+/// Returns whether a newcomer's error is its own matter. The members reach the new rank 0, or they would have given up.
+const fn is_own(error: &Error) -> bool {
+    matches!(error, Error::Join { kind: JoinFailure::Unreachable, .. }) || !may_be_theirs(error)
+}
+
 /// Settings of a newcomer that joins.
 pub(super) struct Joining<'a> {
     /// Returns the invitation. It is asked for again when no member answers.
@@ -213,7 +218,7 @@ pub(super) fn join(
                 ),
             },
             // This rank caused the failure, so it would occur again.
-            Err(error) if !may_be_theirs(&error) && !newly_unreached(&mut unreached, &error) => {
+            Err(error) if is_own(&error) && !newly_unreached(&mut unreached, &error) => {
                 return Err(error);
             }
             Err(error) => {

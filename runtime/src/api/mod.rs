@@ -244,8 +244,8 @@ impl Communicator {
     }
 
     /// Returns the ranks that this one has reached so far through rank 0's process, because neither end could dial the
-    /// other. Connections are made on first use, so the list may grow. Every byte to these ranks crosses rank 0's
-    /// link twice.
+    /// other; or, if one of the two is rank 0, through that of another rank. Connections are made on first use, so the
+    /// list may grow. Every byte to these ranks crosses that process's link twice.
     #[must_use]
     pub fn relayed(&self) -> Vec<u32> {
         self.shared.look(|core| core.engine.links().relayed())
@@ -267,13 +267,16 @@ impl Communicator {
                 let _ = write!(out, ", not {other}: {why}");
             }
         }
-        let relayed = self.relayed();
-        if !relayed.is_empty() {
+        let mut relays = std::collections::BTreeMap::<u32, u32>::new();
+        for peer in self.relayed() {
+            let (by, _) = shared.world.control.relay_to(shared.group.members[peer as usize]);
+            *relays.entry(by).or_default() += 1;
+        }
+        for (by, count) in relays {
             let _ = write!(
                 out,
-                "; relayed by rank 0 to {} rank(s), since neither end could dial the other: every byte crosses rank 0's link \
-                 twice",
-                relayed.len()
+                "; relayed by rank {by} to {count} rank(s), since neither end could dial the other: every byte crosses \
+                 rank {by}'s link twice"
             );
         }
         if let Some(network) = self.network() {

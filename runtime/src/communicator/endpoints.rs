@@ -84,6 +84,9 @@ fn too_few_ports(config: &Config, local_ranks: usize) -> String {
 
 fn tcp_options(making: &Making) -> TcpOptions {
     let (control, config) = (&making.world.control, &making.config);
+    let members = || making.members.iter().zip(0..).filter(|(rank, _)| **rank != control.rank());
+    let relays = members().filter_map(|(rank, place)| Some((place, control.relay_to(*rank).1?)));
+    let parted = members().filter(|(rank, _)| control.is_parted_from(**rank)).map(|(_, place)| place);
     let (dial_patience, dial_timeout, reach_within) = dial_times(config.timeout, control.dead_after());
     TcpOptions {
         dial_patience,
@@ -98,7 +101,8 @@ fn tcp_options(making: &Making) -> TcpOptions {
         streams: config.socket_streams,
         pacing: config.socket_pacing,
         relay: control.coordinator_at().filter(|_| config.relay),
-        relayed_before: making.world.relayed_of(&making.members),
+        relays: relays.filter(|(_, at)| config.relay && Some(*at) != control.coordinator_at()).collect(),
+        relayed_before: making.world.relayed_of(&making.members).into_iter().chain(parted).collect(),
         ..TcpOptions::default()
     }
 }
@@ -185,7 +189,8 @@ pub(super) fn establish(
 /// Connects one endpoint. If that fails, all members hear why. Otherwise those that have their connections would take
 /// this rank for one that has left.
 fn establish_one(endpoint: &mut dyn Endpoint, making: &Making, membership: &Membership) -> Result<()> {
-    endpoint.establish(making.deadline).map_err(|source| {
+    let is_aborted = || membership.abort_flag().is_raised();
+    endpoint.establish(&is_aborted, making.deadline).map_err(|source| {
         let context = ErrorContext::unnumbered(making.rank, "making the communicator");
         if source.kind == ErrorKind::PeerLost {
             membership.abort_flag().wait(Instant::now() + REASON_GRACE);

@@ -186,6 +186,8 @@ struct Search {
     before: Option<String>,
     /// Address of the coordinator that the current attempt has reached.
     reached: Option<SocketAddr>,
+    /// Number of the listener of the member by which it was reached, if this rank does not reach it itself.
+    by: Option<u64>,
     /// Peer or place that the current attempt is waiting for.
     waits_for: String,
     /// Ranks that rank 0 still waits for; `Some` once this rank is accepted.
@@ -231,10 +233,13 @@ impl Search {
             }
             (None, Locator::Survivors(regroup)) => match Regroup::of(regroup) {
                 Some(regroup) => {
-                    let (stream, at) = regroup.connect(spec).await.map_err(|error| match error {
+                    let reached = regroup.connect(spec).await.map_err(|error| match error {
                         error @ (ConnectError::Silent(_)
                         | ConnectError::Refused(_)
-                        | ConnectError::Misfit { .. }) => AttemptError::Retry(error.text()),
+                        | ConnectError::Misfit { .. }) => match regroup.is_out_of_reach() {
+                            true => AttemptError::Fatal(out_of_reach(spec, &regroup.at, &error.text())),
+                            false => AttemptError::Retry(error.text()),
+                        },
                         error => AttemptError::Fatal(Error::Join {
                             rank: Some(spec.rank),
                             kind: JoinFailure::Survivors,
@@ -242,8 +247,8 @@ impl Search {
                             remedy: "Call shrink again".into(),
                         }),
                     })?;
-                    self.reached = at;
-                    stream
+                    (self.reached, self.by) = (reached.at, reached.by);
+                    reached.stream
                 }
                 None => {
                     return Err(AttemptError::Retry(
@@ -355,7 +360,7 @@ impl Search {
         listener: Option<&Listener>,
         on_silence: OnSilence,
     ) -> Result<Connected, AttemptError> {
-        let hello = encode(&ToCoordinator::Hello(hello(spec, listener, stream.ends())));
+        let hello = encode(&ToCoordinator::Hello(hello(spec, listener, stream.ends(), self.by)));
         stream.write_all(&hello).await.map_err(|e| again("introducing itself", e))?;
         stream.flush().await.map_err(|e| again("introducing itself", e))?;
         let tcp = stream.tcp_handle();
@@ -469,7 +474,12 @@ impl Search {
 }
 
 /// Makes the first message of a rank over a connection to the coordinator with these ends.
-fn hello(spec: &JoinSpec, listener: Option<&Listener>, ends: Option<[SocketAddr; 2]>) -> Hello {
+fn hello(
+    spec: &JoinSpec,
+    listener: Option<&Listener>,
+    ends: Option<[SocketAddr; 2]>,
+    relayed_by: Option<u64>,
+) -> Hello {
     Hello {
         peer: PeerInfo {
             rank: spec.rank,
@@ -478,12 +488,27 @@ fn hello(spec: &JoinSpec, listener: Option<&Listener>, ends: Option<[SocketAddr;
             local_rank: spec.local_rank,
             version: VERSION.into(),
             host_key: host_key(),
+            relayed_by,
         },
         world_size: spec.world_size,
         job: clip(spec.job.clone(), MAX_NAME_BYTES),
         source: clip(spec.source.clone(), MAX_SOURCE_BYTES),
         listener: listener.map(|listener| listener.address_with(ends.map(|[own, _]| own.ip()))),
         ends,
+    }
+}
+
+/// Makes the error of a newcomer that does not reach the new rank 0. The members do: only this process is the matter.
+fn out_of_reach(spec: &JoinSpec, at: &ListenerAddress, why: &str) -> Error {
+    let at = list(at.addresses());
+    Error::Join {
+        rank: Some(spec.rank),
+        kind: JoinFailure::Unreachable,
+        problem: format!("this newcomer was admitted, but does not reach the new rank 0 at {at}: {why}"),
+        remedy:
+            "Open the firewall between these two hosts for the port (KOLO_PORT_RANGE bounds the ports), or \
+                 choose other interfaces with KOLO_SOCKET_IFNAME"
+                .to_owned(),
     }
 }
 

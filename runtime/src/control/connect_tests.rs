@@ -14,6 +14,10 @@ async fn survivors_leave_forwarded_messages_to_the_control_plane_before() {
         at: listener.address().clone(),
         locality: Locality::SameHost,
         regroup_id: [0; 32],
+        detours: None,
+        began: Instant::now(),
+        reach_within: None,
+        was_reached: false.into(),
     };
     let locator = Locator::Survivors(SurvivorRendezvous(std::sync::Arc::new(regroup)));
     let after = JoinSpec { locator, ..before.clone() };

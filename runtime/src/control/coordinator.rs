@@ -428,7 +428,8 @@ impl Driver {
             let greeting = introduce(caller, &credentials, cookie, &progress, evicted);
             let rejection = match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
                 Ok(Ok(Introduced::Rank(stream, hello))) => {
-                    let _ = events.send(Event::Greeted { stream, hello, on_silence: OnSilence::Fail }).await;
+                    let (hello, on_silence) = (*hello, OnSilence::Fail);
+                    let _ = events.send(Event::Greeted { stream, hello, on_silence }).await;
                     return;
                 }
                 Ok(Ok(Introduced::ToRelay(stream, call))) => {
@@ -474,7 +475,7 @@ fn spare_descriptor() -> Option<std::fs::File> {
 
 /// A caller that has introduced itself.
 enum Introduced {
-    Rank(BoxedStream, Hello),
+    Rank(BoxedStream, Box<Hello>),
     /// One end of a pair of ranks that meet at the relay.
     ToRelay(TcpStream, RelayCall),
 }
@@ -525,7 +526,8 @@ async fn introduce(
         hello = read_hello(&mut stream) => hello,
         _ = evicted => return Err(made_room()),
     };
-    hello.map(|hello| Introduced::Rank(stream, hello)).map_err(|e| Rejection::io("waiting for the hello", &e))
+    let hello = hello.map_err(|e| Rejection::io("waiting for the hello", &e))?;
+    Ok(Introduced::Rank(stream, Box::new(hello)))
 }
 
 /// Tells a connection why it is closed in favour of another. A rank or an endpoint tries again.

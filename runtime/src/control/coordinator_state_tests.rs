@@ -29,6 +29,7 @@ fn hello(rank: u32, world_size: u32) -> Hello {
         local_rank: None,
         version: "1".into(),
         host_key: 1,
+        relayed_by: None,
     };
     Hello { peer, world_size, job: String::new(), source: String::new(), listener: None, ends: None }
 }

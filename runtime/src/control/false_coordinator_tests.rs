@@ -24,7 +24,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 
 fn peer(rank: u32) -> PeerInfo {
     let hostname = "a\x1b[2Jhost".to_owned();
-    PeerInfo { rank, hostname, pid: 1, local_rank: None, version: "1".into(), host_key: 5 }
+    PeerInfo { rank, hostname, pid: 1, local_rank: None, version: "1".into(), host_key: 5, relayed_by: None }
 }
 
 /// Joins as rank 1 of 2 at a coordinator that welcomes with these peers and answers an exchange with `blobs` blobs.

@@ -128,6 +128,7 @@ pub(crate) fn coordinator_state(script: &[u8]) {
                     local_rank: None,
                     version: "1".into(),
                     host_key: 0,
+                    relayed_by: None,
                 };
                 let world_size = if *argument < 250 { WORLD } else { WORLD + 1 };
                 let hello = Hello {

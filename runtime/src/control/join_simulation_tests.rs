@@ -80,6 +80,7 @@ impl Job {
                 local_rank: Some(rank % 8),
                 version: "0.2.0".into(),
                 host_key: u64::from(rank / 8),
+                relayed_by: None,
             };
             let listener = Some(ListenerAddress::sample(rank));
             let hello = Hello {

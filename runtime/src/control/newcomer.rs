@@ -196,6 +196,11 @@ impl Applicant {
             at: offer.admission.at.listener.clone(),
             locality,
             regroup_id: offer.admission.regroup_id,
+            detours: None,
+            began: Instant::now(),
+            // If that rank is stopped, the members notice first.
+            reach_within: Some(CONNECT_TIMEOUT.max(2 * self.silent_after)),
+            was_reached: false.into(),
         };
         let spec = JoinSpec {
             rank: offer.admission.rank,
@@ -485,5 +490,37 @@ mod tests {
             let error = applicant.wait(&|| Ok(invitation.clone()), reach, None).err().expect("no place");
             assert!(error.to_string().contains("other settings") && begun.elapsed() < LONG, "{error}");
         }
+    }
+
+    /// The members reach rank 0, and only the newcomer's own error ends their wait for it.
+    #[test]
+    fn a_newcomer_that_does_not_reach_rank_0_gives_up_long_before_the_members_would() {
+        let runtime = ControlRuntime::new().unwrap();
+        let (own, _list) = open(&runtime, &[]);
+        let mut applicant = applicant(&invitation(&[&own]), &[1], &runtime);
+        let (report, opened) = mpsc::sync_channel(1);
+        runtime.spawn(async move {
+            let port = JoinSpec { one_host: true, ..spec() };
+            let (near, far) = (Listener::open_port(&port).await, Listener::open_port(&port).await);
+            // A firewall may refuse connections as a port does at which nobody listens any more.
+            let far = far.unwrap().address().clone();
+            let reader = tokio::spawn(std::future::pending::<()>()).abort_handle();
+            report.send((near.unwrap(), far, reader)).unwrap();
+        });
+        let (near, far, reader) = opened.recv_timeout(LONG).unwrap();
+        let port = format!(":{}", far.port().unwrap());
+        (applicant.listener, applicant.silent_after) = (Arc::new(near), Duration::from_millis(1));
+        let (patience, at) = (20 * CONNECT_TIMEOUT, MemberAddress { listener: far, host_key: 3 });
+        let admission =
+            Admission { at, regroup_id: [1; 32], rank: 1, world_size: 2, patience, lineage: Vec::new() };
+        let began = Instant::now();
+        let mut offer = Offer { admission, alarm: None, reader };
+        let error = applicant.join(&mut offer).expect_err("nobody answers");
+        assert!(began.elapsed() < patience / 2, "{:?}", began.elapsed());
+        let text = error.to_string();
+        assert!(
+            matches!(error, Error::Join { kind: JoinFailure::Unreachable, .. }) && text.contains(&port),
+            "{text}"
+        );
     }
 }

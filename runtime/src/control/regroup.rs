@@ -2,15 +2,17 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
 use super::abort::AbortCause;
-use super::coordinator::{BoxedStream, Coordinator};
+use super::coordinator::Coordinator;
 use super::invitation::Invitation;
 use super::peers::acceptor::Opening;
-use super::peers::listener::{ConnectError, Listener, ListenerAddress, Locality, RegroupId};
+use super::peers::detours::{ASK_AFTER, Detours, are_parted};
+use super::peers::listener::{ConnectError, Listener, ListenerAddress, Locality, Reached, RegroupId};
 use super::peers::rounds::RoundKey;
 use super::peers::snapshots::SnapshotServer;
 use super::peers::waiting_list::{GroupId, MemberAddress, WaitingList};
@@ -102,6 +104,29 @@ impl Control {
         ))
     }
 
+    /// Returns the rank at whose port this one and another meet if neither can dial the other, and that port: rank 0's,
+    /// or that of the member by which one of the two has reached rank 0.
+    pub(crate) fn relay_to(&self, rank: u32) -> (u32, Option<SocketAddr>) {
+        let usual = (0, self.coordinator_at());
+        let (own, info) = (self.rank(), self.peer_info());
+        let by = |rank: u32| info[rank as usize].relayed_by;
+        let Some(id) = by(own.min(rank)).or_else(|| by(own.max(rank))) else { return usual };
+        let listeners = self.inner.peers.as_ref().map_or(&[][..], |peers| peers.listeners());
+        match listeners.iter().position(|listener| listener.id() == id).map(|place| place as u32) {
+            Some(third) if third != own && third != rank => {
+                // This rank knows an address that leads there if it has reached rank 0 by it.
+                let known = self.coordinator_at().filter(|_| by(own) == Some(id));
+                (third, known.or_else(|| listeners[third as usize].addresses().first().copied()))
+            }
+            _ => usual,
+        }
+    }
+
+    /// Whether this rank and another one have met only by a third member.
+    pub(crate) fn is_parted_from(&self, rank: u32) -> bool {
+        are_parted(self.peer_info(), self.rank(), rank)
+    }
+
     /// Tells members that a communicator is aborted, if there is no coordinator to do it.
     pub(super) fn tell_members(&self, members: &Arc<[u32]>, communicator: u64, cause: AbortCause) {
         if let Some(peers) = &self.inner.peers {
@@ -149,7 +174,22 @@ impl Control {
             .iter()
             .find(|rank| self.member_address(**rank).is_some_and(|own| own.listener.is_of(&at.listener)));
         let locality = Locality::of_hosts(self.peer_info()[spec.rank as usize].host_key, at.host_key);
-        let regroup = Regroup { listener: listener.clone(), at: at.listener, locality, regroup_id };
+        let detours = center.and_then(|center| {
+            let peers = self.inner.peers.as_ref()?;
+            let is_left = |rank: u32| ranks.contains(&rank);
+            Detours::new(&self.inner.shared, spec, peers.listeners(), *center, is_left)
+        });
+        let (listener, began) = (listener.clone(), Instant::now());
+        let regroup = Regroup {
+            listener,
+            at: at.listener,
+            locality,
+            regroup_id,
+            detours,
+            began,
+            reach_within: None,
+            was_reached: false.into(),
+        };
         let left = deadline.saturating_duration_since(Instant::now());
         let next = JoinSpec {
             rank: place,
@@ -211,6 +251,14 @@ pub(super) struct Regroup {
     pub(super) at: ListenerAddress,
     pub(super) locality: Locality,
     pub(super) regroup_id: RegroupId,
+    /// The members that may connect this one to that rank.
+    pub(super) detours: Option<Detours>,
+    pub(super) began: Instant,
+    /// Time after which this process gives up because it does not reach that rank. `None` for a member, which has been
+    /// reached by the others and is watched by them.
+    pub(super) reach_within: Option<Duration>,
+    /// Whether that rank has been reached. If it is not reached again, it has most likely ended, and the alarm says so.
+    pub(super) was_reached: AtomicBool,
 }
 
 impl Regroup {
@@ -223,16 +271,24 @@ impl Regroup {
         if self.listener.is_local() { OnSilence::Ignore } else { OnSilence::Fail }
     }
 
-    /// Connects to the rank that runs the coordinator. Also returns the address that answered. If that rank has given up
+    /// Whether this process has tried for long enough to reach the rank that runs the coordinator.
+    pub(super) fn is_out_of_reach(&self) -> bool {
+        let is_late = self.reach_within.is_some_and(|limit| self.began.elapsed() >= limit);
+        is_late && !self.was_reached.load(Ordering::Relaxed)
+    }
+
+    /// Connects to the rank that runs the coordinator, perhaps by a third member. If that rank has given up
     /// this regrouping, a retry is useless. If its process has ended, the refusals are no proof, since nothing is known
     /// about its addresses here; the watch or the alarm reports the end.
-    pub(super) async fn connect(
-        &self,
-        spec: &JoinSpec,
-    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
+    pub(super) async fn connect(&self, spec: &JoinSpec) -> std::result::Result<Reached, ConnectError> {
         let credentials = self.at.credentials(spec);
         let opening = Opening::Join { regroup_id: self.regroup_id };
-        self.listener.reach(&self.at, self.locality, credentials, &opening, CONNECT_TIMEOUT).await
+        let after = ASK_AFTER.saturating_sub(self.began.elapsed());
+        let detours = self.detours.clone().map(|detours| detours.asked_after(after));
+        let (at, locality) = (&self.at, self.locality);
+        let reaching =
+            self.listener.reach(at, locality, credentials, &opening, CONNECT_TIMEOUT, detours.as_ref());
+        reaching.await.inspect(|_| self.was_reached.store(true, Ordering::Relaxed))
     }
 
     /// Hands survivors that come to this listener to the coordinator, until the result is dropped.

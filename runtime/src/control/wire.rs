@@ -40,6 +40,9 @@ pub struct PeerInfo {
     /// Number that is equal for ranks on one running kernel within the same network and PID namespaces. Such ranks can
     /// share memory.
     pub host_key: u64,
+    /// Number of the listener of the member that passes on the bytes between the rank and the coordinator, if the rank
+    /// does not reach the coordinator itself.
+    pub(crate) relayed_by: Option<u64>,
 }
 
 /// Identifies one exchange.

@@ -164,7 +164,7 @@ impl Endpoint for Memory {
     fn introduce(&mut self, _: u32, _: &[u8]) -> Result<Reach, Error> {
         Ok(Reach::Yes { how: String::new() })
     }
-    fn establish(&mut self, _: std::time::Instant) -> Result<(), Error> {
+    fn establish(&mut self, _: &dyn Fn() -> bool, _: std::time::Instant) -> Result<(), Error> {
         Ok(())
     }
     unsafe fn post_send(

@@ -20,6 +20,8 @@ pub(crate) const TESTS: &[Test] = tests![
     Long of_a_parted_network_one_side_goes_on,
     Long whoever_is_left_behind_is_told,
     Long those_that_cannot_meet_are_relayed_after_a_loss_too,
+    Long a_third_rank_connects_one_that_does_not_reach_the_next_rank_0,
+    Long a_newcomer_that_does_not_reach_rank_0_holds_nobody_up,
 ];
 
 const HOSTS: usize = 4;
@@ -91,8 +93,8 @@ impl Group {
         text
     }
 
-    /// Ends the job, and checks that no rank has seen a wrong sum.
-    fn stop(mut self, left: &[usize]) {
+    /// Ends the job, and checks that no rank has seen a wrong sum. Returns its processes.
+    fn stop(mut self, left: &[usize]) -> Vec<Rank> {
         for rank in left {
             self.ranks[*rank].tell("stop");
         }
@@ -102,6 +104,7 @@ impl Group {
         for (rank, process) in self.ranks.iter().enumerate() {
             assert!(!process.said.contains("@wrong"), "{}: rank {rank}: {}", self.what, process.said);
         }
+        self.ranks
     }
 }
 
@@ -145,6 +148,71 @@ fn those_that_cannot_meet_are_relayed_after_a_loss_too() {
     let took = group.sums_again(&without(3), since);
     assert!(took <= MOST, "{}: {took:?}", group.what);
     group.stop(&without(3));
+}
+
+/// Ranks 1 and 2 do not reach each other, from the start or from the moment on at which rank 0 ends, and rank 1 is the
+/// next rank 0.
+fn a_third_rank_connects_one_that_does_not_reach_the_next_rank_0() {
+    at_once(&[
+        &|| parted_from_the_next(&[(2, 1)], false),
+        &|| parted_from_the_next(&[(1, 2), (2, 1)], false),
+        &|| parted_from_the_next(&[(1, 2), (2, 1)], true),
+    ]);
+}
+
+fn parted_from_the_next(blocked: &[(usize, usize)], is_cut_later: bool) -> Option<()> {
+    let settings = [("KOLO_ALGO", "all_reduce:ring"), ("KOLO_TRANSPORT", "tcp")];
+    let what = format!("{blocked:?} parted, {}", if is_cut_later { "later" } else { "before" });
+    let dialling = if is_cut_later { &[][..] } else { blocked };
+    let mut group = Group::on(&what, &["run"], &settings, |lab| {
+        dialling.iter().for_each(|(from, to)| lab.block_dialling(*from, *to));
+    })?;
+    if is_cut_later {
+        blocked.iter().for_each(|(from, to)| group.part(&[*from], &[*to]));
+    }
+    let since = Instant::now();
+    group.ranks[0].signal(Signal::KILL);
+    group.sums_again(&without(0), since);
+    let ranks = group.stop(&without(0));
+    // Rank 3 is the third of those that are left. If one end can dial the other, it relays no data.
+    for rank in &ranks[1..=2] {
+        let says =
+            rank.said.contains("relayed by rank 2 to 1 rank(s), since neither end could dial the other");
+        assert_eq!(says, blocked.len() == 2, "{what}: {}", rank.said);
+    }
+    Some(())
+}
+
+/// A newcomer waits at rank 1's port and does not reach rank 0, at whose port the new group meets.
+fn a_newcomer_that_does_not_reach_rank_0_holds_nobody_up() {
+    const JOIN_TIMEOUT: Duration = Duration::from_secs(120);
+    let lab = Lab::new(&network(HOSTS)).expect("a network");
+    lab.block_dialling(3, 0);
+    let folder = std::env::temp_dir().join(format!("kolo-netlab-newcomer-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let Some(program) = built("kolo_survivors", "kolo-tests") else { return };
+    let settings = [("KOLO_JOIN_TIMEOUT", "120"), ("KOLO_TIMEOUT", "120")];
+    let mut all = commands(&lab, 1, &[program.into_os_string(), "400".into()], &settings);
+    for (command, number) in all.iter_mut().zip(0..) {
+        command.arg(format!("{number}")).arg("4").arg(&folder).env("WORLD_SIZE", "3");
+    }
+    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"] {
+        all[3].env_remove(name);
+    }
+    all[3].env("KOLO_JOIN", format!("file://{}", folder.join("1").display()));
+    let began = Instant::now();
+    let mut ranks: Vec<Rank> = all.into_iter().map(Rank::start).collect();
+    let (_, told) = ranks[3].expect("@error", JOIN_TIMEOUT);
+    let address = lab.host(0).address().to_string();
+    for part in ["does not reach the new rank 0", &address, "firewall"] {
+        assert!(told.contains(part), "{told}");
+    }
+    for rank in &mut ranks[..3] {
+        rank.expect("@state ", JOIN_TIMEOUT);
+    }
+    println!("a newcomer out of reach: all over after {:.1} s", began.elapsed().as_secs_f64());
+    assert!(began.elapsed() < JOIN_TIMEOUT, "{:?}", began.elapsed());
+    let _ = std::fs::remove_dir_all(folder);
 }
 
 /// Cuts a cable, stops a process and overloads the machine, each for less than the limit. None of these may count as a

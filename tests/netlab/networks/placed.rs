@@ -51,8 +51,8 @@ impl Endpoint for Placed {
         self.there().introduce(peer, address)
     }
 
-    fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
-        self.there().establish(deadline)
+    fn establish(&mut self, is_aborted: &dyn Fn() -> bool, deadline: Instant) -> Result<(), Error> {
+        self.there().establish(is_aborted, deadline)
     }
 
     unsafe fn post_send(

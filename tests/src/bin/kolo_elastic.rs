@@ -107,7 +107,10 @@ fn survive(comm: Communicator, elements: usize, limit: Option<Duration>, argumen
                 .run(|comm| comm.all_reduce_into(sums.input(), &mut sum, ReduceOp::Sum).inspect_err(failed)),
         };
         match until_told(arguments, step) {
-            Ok(()) if sums.is_last(group.comm(), &sum) => return Ok(()),
+            Ok(()) if sums.is_last(group.comm(), &sum) => {
+                report(&format!("@summary {}", group.comm().summary()));
+                return Ok(());
+            }
             Ok(()) => {}
             // The step is lost, but not the group.
             Err(error @ (Error::Timeout { .. } | Error::Aborted { kind: AbortReason::Timeout, .. }))

@@ -68,7 +68,7 @@ pub(super) fn play_a_part(subject: &dyn Subject) -> bool {
             eprintln!("rank {rank} to {peer}: {how}");
         }
     }
-    end.establish(Instant::now() + subject.patience()).expect("establish");
+    end.establish(&|| false, Instant::now() + subject.patience()).expect("establish");
     let mut world = World::alone(subject, rank, world_size, end);
     match scenario {
         Scenario::Traffic => talk(&mut world, rank, world_size),

@@ -72,8 +72,8 @@ impl Endpoint for Sabotaged {
         self.inner.introduce(peer, address)
     }
 
-    fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
-        self.inner.establish(deadline)
+    fn establish(&mut self, is_aborted: &dyn Fn() -> bool, deadline: Instant) -> Result<(), Error> {
+        self.inner.establish(is_aborted, deadline)
     }
 
     unsafe fn post_send(

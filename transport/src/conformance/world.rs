@@ -84,7 +84,7 @@ pub(super) fn endpoints(subject: &dyn Subject, world_size: u32) -> Vec<Box<dyn E
     let deadline = Instant::now() + subject.patience();
     std::thread::scope(|scope| {
         for end in &mut ends {
-            scope.spawn(move || end.establish(deadline).expect("establish"));
+            scope.spawn(move || end.establish(&|| false, deadline).expect("establish"));
         }
     });
     ends

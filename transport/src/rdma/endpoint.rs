@@ -232,9 +232,9 @@ impl Endpoint for RdmaEndpoint {
         Ok(Reach::Yes { how })
     }
 
-    fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
+    fn establish(&mut self, is_aborted: &dyn Fn() -> bool, deadline: Instant) -> Result<(), Error> {
         // Queue pairs are made on first use, or by `try_paths`.
-        self.side.establish(deadline)
+        self.side.establish(is_aborted, deadline)
     }
 
     /// Connects to these peers now rather than on first use.

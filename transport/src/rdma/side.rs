@@ -58,8 +58,12 @@ impl Side {
         self.tcp.introduce(peer, address)
     }
 
-    pub(super) fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
-        self.tcp.establish(deadline)
+    pub(super) fn establish(
+        &mut self,
+        is_aborted: &dyn Fn() -> bool,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.tcp.establish(is_aborted, deadline)
     }
 
     /// Posts the receive of a peer's hello.

@@ -27,7 +27,7 @@ use super::address::{Address, ProcessKey};
 use super::arena::{ASLEEP_WORD, Arena};
 use super::copier::{Copier, Stores};
 use super::cursor::Cursor;
-use super::establish::{NAME, NO_PEER};
+use super::establish::{NAME, NO_PEER, Patience};
 use super::exchange::Exchange;
 use super::lane::{Origin, SendLane};
 use super::options::{Budget, SINGLE_COPY_MIN, ShmOptions, SingleCopy};
@@ -302,8 +302,8 @@ impl Endpoint for ShmEndpoint {
         self.meet(peer, address)
     }
 
-    fn establish(&mut self, deadline: Instant) -> Result<(), Error> {
-        self.share_arena(deadline)
+    fn establish(&mut self, is_aborted: &dyn Fn() -> bool, deadline: Instant) -> Result<(), Error> {
+        self.share_arena(&Patience { is_aborted, deadline })
     }
 
     fn share_processors(&mut self) {

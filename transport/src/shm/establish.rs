@@ -42,6 +42,25 @@ const VERDICT_GRACE: Duration = Duration::from_millis(500);
 /// the leader is. Members of one host arrive within much less time, and a person takes longer to suspect a hang.
 pub(crate) const LOOK_FOR_THE_GONE: Duration = Duration::from_millis(200);
 
+/// How long an endpoint waits for the other ranks of its host.
+pub(crate) struct Patience<'a> {
+    /// Whether the owner has been told to give up.
+    pub(crate) is_aborted: &'a dyn Fn() -> bool,
+    pub(crate) deadline: Instant,
+}
+
+impl Patience<'_> {
+    /// Returns how long to wait before the next look. `late` makes the error for a passed deadline.
+    fn left(&self, late: impl FnOnce() -> Error) -> Result<Duration, Error> {
+        if (self.is_aborted)() {
+            let detail = "the communicator was aborted while the ranks of this host came together".to_owned();
+            return Err(Error::new(ErrorKind::Aborted, NAME, None, detail));
+        }
+        let left = self.deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+        left.map(|left| left.min(LOOK_FOR_THE_GONE)).ok_or_else(late)
+    }
+}
+
 impl ShmEndpoint {
     /// Makes the endpoint of `rank` in a world of `world_size` ranks.
     ///
@@ -182,7 +201,7 @@ impl ShmEndpoint {
         }
     }
 
-    pub(crate) fn share_arena(&mut self, deadline: Instant) -> Result<(), Error> {
+    pub(crate) fn share_arena(&mut self, patience: &Patience<'_>) -> Result<(), Error> {
         if self.arena.is_some() {
             return Err(Error::new(ErrorKind::Usage, NAME, None, "established twice"));
         }
@@ -202,7 +221,7 @@ impl ShmEndpoint {
         self.budget = Budget::new(&self.options, self.world_size, self.peers.len());
         self.caps = caps(&self.options, self.caps.channels_max, &self.budget);
         let arena =
-            if self.member == 0 { self.lead(count, deadline)? } else { self.follow(count, deadline)? };
+            if self.member == 0 { self.lead(count, patience)? } else { self.follow(count, patience)? };
         self.last_mail = arena.mail(self.member).load(std::sync::atomic::Ordering::Acquire).wrapping_sub(1);
         self.areas = stage::areas(&arena, self.member);
         self.arena = Some(arena);
@@ -216,16 +235,16 @@ impl ShmEndpoint {
     }
 
     /// Creates the arena and serves it until every member has it.
-    fn lead(&mut self, members: u32, deadline: Instant) -> Result<Arena, Error> {
+    fn lead(&mut self, members: u32, patience: &Patience<'_>) -> Result<Arena, Error> {
         let (arena, fd) = Arena::create(members, self.fences())
             .map_err(|e| Error::system(NAME, None, "creating the memory shared by this host's ranks", e))?;
-        let served = self.serve(members, &fd, deadline);
+        let served = self.serve(members, &fd, patience);
         arena.end_assembly(if served.is_ok() { Assembly::Complete } else { Assembly::GivenUp });
         served.map(|()| arena)
     }
 
     /// Hands the arena to all members.
-    fn serve(&mut self, members: u32, fd: &OwnedFd, deadline: Instant) -> Result<(), Error> {
+    fn serve(&mut self, members: u32, fd: &OwnedFd, patience: &Patience<'_>) -> Result<(), Error> {
         let mut waiting: Vec<u32> = self.peers.iter().map(|p| p.rank).collect();
         let mut looked = Instant::now();
         // Those who have asked and cannot be answered yet.
@@ -253,7 +272,7 @@ impl ShmEndpoint {
             if waiting.is_empty() {
                 break;
             }
-            let patience = remaining(deadline).ok_or_else(|| {
+            let left = patience.left(|| {
                 let detail =
                     format!("ranks {waiting:?} of this host did not ask for the shared arena in time");
                 Error::new(ErrorKind::Timeout, NAME, waiting.first().copied(), detail)
@@ -264,7 +283,7 @@ impl ShmEndpoint {
                 looked = Instant::now();
             }
             let pause = if refused.is_empty() { LOOK_FOR_THE_GONE } else { RETRY };
-            wait_readable(&self.epoll, patience.min(pause));
+            wait_readable(&self.epoll, left.min(pause));
         }
         Ok(())
     }
@@ -295,14 +314,19 @@ impl ShmEndpoint {
     }
 
     /// Connects to the leader. `late` makes the error for a passed deadline.
-    fn reach(&self, leader: &Peer, deadline: Instant, late: impl Fn() -> Error) -> Result<OwnedFd, Error> {
+    fn reach(
+        &self,
+        leader: &Peer,
+        patience: &Patience<'_>,
+        late: impl Fn() -> Error,
+    ) -> Result<OwnedFd, Error> {
         loop {
             match unix::connect_to(&leader.address.name, leader.address.uid) {
                 Ok(stream) => return Ok(stream),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    let patience = remaining(deadline).ok_or_else(&late)?;
+                    let left = patience.left(&late)?;
                     // The system does not notify when a full backlog has room again.
-                    std::thread::sleep(RETRY.min(patience));
+                    std::thread::sleep(RETRY.min(left));
                 }
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
                     let detail = format!("process {} of rank {} is gone", leader.address.pid, leader.rank);
@@ -317,7 +341,7 @@ impl ShmEndpoint {
     }
 
     /// Asks the leader for the arena, and waits until all have.
-    fn follow(&self, members: u32, deadline: Instant) -> Result<Arena, Error> {
+    fn follow(&self, members: u32, patience: &Patience<'_>) -> Result<Arena, Error> {
         let leader = self
             .peers
             .iter()
@@ -338,7 +362,7 @@ impl ShmEndpoint {
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => closed(),
             _ => system(what, e),
         };
-        let stream = self.reach(leader, deadline, late)?;
+        let stream = self.reach(leader, patience, late)?;
         let hello = Hello {
             purpose: Purpose::AskArena,
             rank: self.rank,
@@ -354,7 +378,7 @@ impl ShmEndpoint {
                 Ok(0) => return Err(closed()),
                 Ok(bytes) => filled += bytes,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    wait_readable(&stream, remaining(deadline).ok_or_else(late)?);
+                    wait_readable(&stream, patience.left(late)?);
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(failed("waiting for the shared arena", e)),
@@ -375,7 +399,8 @@ impl ShmEndpoint {
         };
         let arena =
             Arena::open(&fd, members, self.fences()).map_err(|e| system("mapping the shared arena", e))?;
-        self.await_assembly(&arena, leader, || remaining(deadline + VERDICT_GRACE).ok_or_else(late))?;
+        let patience = Patience { deadline: patience.deadline + VERDICT_GRACE, ..*patience };
+        self.await_assembly(&arena, leader, || patience.left(late))?;
         Ok(arena)
     }
 
@@ -402,7 +427,7 @@ impl ShmEndpoint {
                 }
             }
             arena
-                .sleep_until_assembled(patience()?.min(LOOK_FOR_THE_GONE))
+                .sleep_until_assembled(patience()?)
                 .map_err(|e| Error::system(NAME, rank, "waiting for the other ranks of this host", e))?;
             presence = self.check_presence(&[leader.rank]);
         }
@@ -441,10 +466,6 @@ fn watch(listener: &OwnedFd, bell: &OwnedFd) -> io::Result<OwnedFd> {
         epoll::add(&epoll, fd, epoll::EventData::new_u64(EPOLL_PENDING), epoll::EventFlags::IN)?;
     }
     Ok(epoll)
-}
-
-fn remaining(deadline: Instant) -> Option<Duration> {
-    deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
 }
 
 /// Waits until `fd` is readable or the time is over; the caller looks again in either case.

@@ -326,7 +326,7 @@ impl Endpoint for TcpEndpoint {
         let here = (&self.host, &*self.interfaces, &*self.own_addresses);
         let list = self.options.interfaces.as_deref();
         let candidates = route::candidates(&address, here, self.options.family, list);
-        if candidates.is_empty() && self.options.relay.is_none() {
+        if candidates.is_empty() && self.relay_to(peer).is_none() {
             let because = "no common network; see KOLO_SOCKET_IFNAME".to_owned();
             return Ok(Reach::No { because });
         }
@@ -357,7 +357,7 @@ impl Endpoint for TcpEndpoint {
         Ok(Reach::Yes { how })
     }
 
-    fn establish(&mut self, _deadline: Instant) -> Result<(), Error> {
+    fn establish(&mut self, _: &dyn Fn() -> bool, _deadline: Instant) -> Result<(), Error> {
         // It has listened since `new`, and connections are made on first use.
         Ok(())
     }

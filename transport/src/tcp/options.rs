@@ -69,6 +69,8 @@ pub struct TcpOptions {
     pub pacing: bool,
     /// Address of the relay, where two peers meet if neither can dial the other; see [`RelayCall`](super::RelayCall).
     pub relay: Option<SocketAddr>,
+    /// Other relays for some peers.
+    pub relays: Vec<(u32, SocketAddr)>,
     /// Peers that were met at the relay before: for these the relay is asked at once, beside their addresses.
     pub relayed_before: Vec<u32>,
     /// A secret that only the ranks of a job share. Connections without it are rejected.
@@ -107,6 +109,7 @@ impl Default for TcpOptions {
             streams: None,
             pacing: true,
             relay: None,
+            relays: Vec::new(),
             relayed_before: Vec::new(),
             cookie: [0; 16],
             send_buffer_bytes: None,

@@ -184,6 +184,12 @@ impl TcpEndpoint {
         Some(Detour { to, call, at, until: None })
     }
 
+    /// Returns the relay at which this end meets a peer.
+    pub(super) fn relay_to(&self, peer: u32) -> Option<SocketAddr> {
+        let own = self.options.relays.iter().find(|(of, _)| *of == peer).map(|(_, relay)| *relay);
+        own.or(self.options.relay)
+    }
+
     /// Returns how long this end waits for the addresses of a peer before it also asks the relay.
     fn relay_patience(&self, peer: u32) -> Duration {
         let known = &self.peers[peer as usize];
@@ -196,8 +202,8 @@ impl TcpEndpoint {
 
     /// Returns the relay, and this end's call to it for a link.
     fn call_for(&self, number: u32) -> Option<(SocketAddr, RelayCall)> {
-        let relay = self.options.relay?;
         let channel = self.links[number as usize].channel;
+        let relay = self.relay_to(channel.peer)?;
         let theirs = self.peers[channel.peer as usize].address.as_ref()?.instance;
         let is_dialer = self.me.rank < channel.peer;
         let (dialer, acceptor) =
@@ -210,7 +216,7 @@ impl TcpEndpoint {
         let link = &self.links[number as usize];
         let peer = link.channel.peer;
         let is_waiting = matches!(link.state, State::Awaited(_) | State::Dialing(_));
-        if self.options.relay.is_none() || self.me.rank < peer || !is_waiting {
+        if self.relay_to(peer).is_none() || self.me.rank < peer || !is_waiting {
             return None;
         }
         if self.at_relay.iter().any(|at| at.number == number) {
@@ -228,7 +234,8 @@ impl TcpEndpoint {
     /// Makes the calls that are due, and passes connections with both ends present to the acceptor. Returns whether
     /// anything has happened.
     pub(super) fn step_relays(&mut self, now: Instant) -> bool {
-        if self.options.relay.is_none() || self.awaited.is_empty() && self.dialing.is_empty() {
+        let has_none = self.options.relay.is_none() && self.options.relays.is_empty();
+        if has_none || self.awaited.is_empty() && self.dialing.is_empty() {
             self.at_relay.clear();
             return false;
         }
@@ -254,8 +261,9 @@ impl TcpEndpoint {
             match calling.step(socket) {
                 Ok(false) if is_wanted => at += 1,
                 Ok(true) if is_wanted => {
-                    let AtRelay { socket, .. } = self.at_relay.swap_remove(at);
-                    self.acceptor.take_relayed(socket, self.options.relay, now);
+                    let AtRelay { number, socket, .. } = self.at_relay.swap_remove(at);
+                    let relay = self.relay_to(self.links[number as usize].channel.peer);
+                    self.acceptor.take_relayed(socket, relay, now);
                     moved = true;
                 }
                 _ => {

@@ -49,6 +49,8 @@ pub(in crate::control) enum Opening {
     Forward,
     /// A newcomer fetches the state of this group.
     State { group: GroupId },
+    /// A member of the job with this cookie asks for a connection to the listener of a rank that it does not reach.
+    Detour { cookie: Cookie, to: u32 },
 }
 
 /// Answer to the first frame.
@@ -125,6 +127,11 @@ impl Services {
         let (accepted, incoming) = mpsc::channel(ACCEPTED_MAX);
         self.joins = Some(accepted);
         Incoming::Shared { at, accepted: incoming, counters }
+    }
+
+    /// Returns the task of a job's members, if this process is one of them.
+    fn world(&self, cookie: &Cookie) -> Option<mpsc::UnboundedSender<Event>> {
+        self.worlds.get(cookie).and_then(mpsc::WeakUnboundedSender::upgrade)
     }
 
     /// Returns the answer to a member of a job that this process has left.
@@ -354,7 +361,7 @@ async fn dispatch(mut stream: BoxedStream, services: Registry, on_silence: OnSil
     let opening = decode(&frame.ok_or_else(|| invalid("nothing was said".into()))?)?;
     match opening {
         Opening::Connect { cookie, from } => {
-            let host = services.borrow().worlds.get(&cookie).and_then(mpsc::WeakUnboundedSender::upgrade);
+            let host = services.borrow().world(&cookie);
             let Some(host) = host else {
                 let last_words = services.borrow().last_words(cookie, from);
                 return answer(&mut stream, &last_words).await;
@@ -391,6 +398,13 @@ async fn dispatch(mut stream: BoxedStream, services: Registry, on_silence: OnSil
             // This task runs until the newcomer leaves or the snapshot server is dropped.
             tokio::spawn(snapshot_server.receive(stream));
         }
+        Opening::Detour { cookie, to } => {
+            let Some(host) = services.borrow().world(&cookie) else {
+                return answer(&mut stream, &Answer::Unknown).await;
+            };
+            // It answers once the listener has let it connect.
+            let _ = host.send(Event::Detour { to, stream });
+        }
         Opening::Forward => {
             let Some(forwarded) = services.borrow().forwarded.clone() else {
                 return answer(&mut stream, &Answer::Unknown).await;
@@ -406,7 +420,7 @@ async fn dispatch(mut stream: BoxedStream, services: Registry, on_silence: OnSil
     Ok(())
 }
 
-async fn answer(stream: &mut BoxedStream, answer: &Answer) -> io::Result<()> {
+pub(super) async fn answer(stream: &mut BoxedStream, answer: &Answer) -> io::Result<()> {
     stream.write_all(&encode(answer)).await?;
     stream.flush().await
 }

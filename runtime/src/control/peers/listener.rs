@@ -24,6 +24,7 @@ use tokio::task::AbortHandle;
 use super::Event;
 use super::acceptor::{self, Acceptor, Answer, Decided, LeftBehind, Opening, Registry, Scope, Shortage};
 use super::attempts::connect_to_port;
+use super::detours::Detours;
 use super::in_process;
 use super::snapshots::SnapshotServer;
 use super::waiting_list::{GroupId, WaitingList};
@@ -90,6 +91,15 @@ impl ConnectError {
             Self::Left(_) => "it has left the job".to_owned(),
         }
     }
+}
+
+/// A connection to a listener.
+pub(in crate::control) struct Reached {
+    pub(in crate::control) stream: BoxedStream,
+    /// The address that has answered. `None` within a process.
+    pub(in crate::control) at: Option<SocketAddr>,
+    /// Number of the listener whose process passes on the bytes, if this process does not reach the other itself.
+    pub(in crate::control) by: Option<u64>,
 }
 
 /// Where a listener is, as seen from here.
@@ -303,10 +313,10 @@ impl Listener {
         opening: &Opening,
         patience: Duration,
     ) -> std::result::Result<BoxedStream, ConnectError> {
-        self.reach(at, locality, credentials, opening, patience).await.map(|(stream, _)| stream)
+        self.reach(at, locality, credentials, opening, patience, None).await.map(|reached| reached.stream)
     }
 
-    /// Does the same, and also returns the address that answered.
+    /// Does the same, perhaps by a third member, and also tells how.
     pub(in crate::control) async fn reach(
         &self,
         at: &ListenerAddress,
@@ -314,8 +324,9 @@ impl Listener {
         credentials: Credentials,
         opening: &Opening,
         patience: Duration,
-    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
-        let reached = at.reach(self.locality(locality), credentials, opening, patience).await;
+        detours: Option<&Detours>,
+    ) -> std::result::Result<Reached, ConnectError> {
+        let reached = at.reach(self.locality(locality), credentials, opening, patience, detours).await;
         if let Err(ConnectError::Silent(why)) = &reached {
             self.shortage.note_text(why);
         }
@@ -340,45 +351,47 @@ impl ListenerAddress {
         opening: &Opening,
         patience: Duration,
     ) -> std::result::Result<BoxedStream, ConnectError> {
-        self.reach(locality, credentials, opening, patience).await.map(|(stream, _)| stream)
+        self.reach(locality, credentials, opening, patience, None).await.map(|reached| reached.stream)
     }
 
-    /// Does the same, and also returns the address that answered.
+    /// Does the same, perhaps by a third member, and also tells how.
     async fn reach(
         &self,
         locality: Locality,
         credentials: Credentials,
         opening: &Opening,
         patience: Duration,
-    ) -> std::result::Result<(BoxedStream, Option<SocketAddr>), ConnectError> {
-        let (mut stream, at): (BoxedStream, _) = match locality {
-            Locality::SameProcess => (Box::new(in_process::connect(self.id)?), None),
-            Locality::SameHost | Locality::OtherHost | Locality::Proven(_) => {
-                let (stream, at) = connect_to_port(self, locality, credentials, patience).await?;
-                (stream, Some(at))
-            }
-        };
-        let introduce = async {
-            stream.write_all(&encode(opening)).await?;
-            stream.flush().await?;
-            match read_frame(&mut stream, MAX_HELLO_FRAME).await? {
-                Some(frame) => decode::<Answer>(&frame),
-                None => Err(io::ErrorKind::UnexpectedEof.into()),
-            }
-        };
-        match tokio::time::timeout(patience.max(HANDSHAKE_TIMEOUT), introduce).await {
-            Ok(Ok(Answer::Taken)) => Ok((stream, at)),
-            Ok(Ok(Answer::LeftBehind(told))) => Err(ConnectError::LeftBehind(told)),
-            Ok(Ok(Answer::Left(decided))) => Err(ConnectError::Left(decided)),
-            Ok(Ok(Answer::Unknown)) => Err(ConnectError::Gone("it has left the job".into())),
-            Ok(Err(error)) => Err(ConnectError::Silent(format!("its listener: {error}"))),
-            Err(_) => Err(ConnectError::Silent("its listener does not answer".into())),
+        detours: Option<&Detours>,
+    ) -> std::result::Result<Reached, ConnectError> {
+        if locality == Locality::SameProcess {
+            let stream = introduce(Box::new(in_process::connect(self.id)?), opening, patience).await?;
+            return Ok(Reached { stream, at: None, by: None });
         }
+        let direct = async {
+            let (stream, at) = connect_to_port(self, locality, credentials, patience).await?;
+            Ok(Reached { stream, at: Some(at), by: None })
+        };
+        let reached = match detours {
+            Some(detours) => detours.or_by_others(direct, patience).await?,
+            None => direct.await?,
+        };
+        let stream = introduce(reached.stream, opening, patience).await?;
+        Ok(Reached { stream, ..reached })
+    }
+
+    /// Returns the random number of the listener.
+    pub(in crate::control) const fn id(&self) -> u64 {
+        self.id
     }
 
     /// Whether both are addresses of one listener.
     pub(in crate::control) fn is_of(&self, other: &Self) -> bool {
         self.id == other.id
+    }
+
+    /// Returns the addresses of the listener, the one first that most likely leads there. A thread's has none.
+    pub(in crate::control) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
     }
 
     /// Returns the port, if other processes can connect to this listener.
@@ -405,6 +418,30 @@ impl ListenerAddress {
     /// Returns the keys that open the listener.
     pub(in crate::control) fn credentials(&self, spec: &JoinSpec) -> Credentials {
         Credentials { secret: spec.secret.clone(), rendezvous: Some(self.key) }
+    }
+}
+
+/// Tells the other end of a connection what it is for, and returns the connection if it is taken.
+pub(super) async fn introduce(
+    mut stream: BoxedStream,
+    opening: &Opening,
+    patience: Duration,
+) -> std::result::Result<BoxedStream, ConnectError> {
+    let introduce = async {
+        stream.write_all(&encode(opening)).await?;
+        stream.flush().await?;
+        match read_frame(&mut stream, MAX_HELLO_FRAME).await? {
+            Some(frame) => decode::<Answer>(&frame),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    };
+    match tokio::time::timeout(patience.max(HANDSHAKE_TIMEOUT), introduce).await {
+        Ok(Ok(Answer::Taken)) => Ok(stream),
+        Ok(Ok(Answer::LeftBehind(told))) => Err(ConnectError::LeftBehind(told)),
+        Ok(Ok(Answer::Left(decided))) => Err(ConnectError::Left(decided)),
+        Ok(Ok(Answer::Unknown)) => Err(ConnectError::Gone("it has left the job".into())),
+        Ok(Err(error)) => Err(ConnectError::Silent(format!("its listener: {error}"))),
+        Err(_) => Err(ConnectError::Silent("its listener does not answer".into())),
     }
 }
 

@@ -9,6 +9,7 @@
 pub(super) mod acceptor;
 mod attempts;
 mod connection;
+pub(super) mod detours;
 mod dissemination;
 pub(super) mod evidence;
 mod in_process;
@@ -39,6 +40,7 @@ use crate::job::limits::{ABORT_ECHO, AGREEMENT_BEAT};
 use crate::join::JoinSpec;
 use acceptor::{Opening, Scope};
 use connection::Connection;
+use detours::Detours;
 use dissemination::Abort;
 use evidence::{Seen, localities};
 use listener::{ConnectError, Listener, ListenerAddress, Locality};
@@ -132,6 +134,11 @@ pub(super) enum Event {
     Abort(Abort),
     /// An abort that the coordinator has been asked to tell.
     AbortUnlessEchoed(Abort),
+    /// A member asks for a connection to a rank that it does not reach.
+    Detour {
+        to: u32,
+        stream: BoxedStream,
+    },
     /// A sender that is dropped once every rank that was told of an abort has answered or is gone.
     AwaitDelivery(std::sync::mpsc::SyncSender<()>),
 }
@@ -153,6 +160,11 @@ impl Peers {
         let (events, inbox) = mpsc::unbounded_channel();
         listener.move_in(shared.cookie, &events);
         Self { events, inbox: Mutex::new(Some(inbox)), listeners }
+    }
+
+    /// Returns the listeners of all ranks.
+    pub(super) fn listeners(&self) -> &[ListenerAddress] {
+        &self.listeners
     }
 
     /// Returns the listener of a rank.
@@ -363,6 +375,7 @@ impl Task {
                 self.next_ping = since;
                 self.watches.push(Watch { ranks, later, silent_after, since, alarm });
             }
+            Event::Detour { to, stream } => self.serve_detour(to, stream),
             Event::Abort(abort) => self.disseminate(abort),
             Event::AbortUnlessEchoed(abort) => self.unechoed.push((Instant::now() + ABORT_ECHO, abort)),
             Event::AwaitDelivery(told) => {
@@ -545,24 +558,28 @@ impl Task {
         }
         self.connecting.insert(rank, None);
         let patience = self.rounds.longest_silence();
-        let connecting = self.connecting_to(rank, at.clone(), patience);
+        let connecting = self.connecting_to(rank, at.clone(), patience, self.detours_to(rank));
         tokio::spawn(async move {
             let outcome = connecting.await;
             let _ = events.send(Event::Connected { rank, outcome });
         });
     }
 
-    /// Connects to a rank at the given listener.
+    /// Connects to a rank at the given listener, perhaps by a third member.
     fn connecting_to(
         &self,
         rank: u32,
         at: ListenerAddress,
         patience: Duration,
+        detours: Option<Detours>,
     ) -> impl Future<Output = Result<BoxedStream, ConnectError>> + use<> {
         let (listener, locality) = (self.listener.clone(), self.localities[rank as usize]);
         let credentials = at.credentials(&self.spec);
         let opening = Opening::Connect { cookie: self.shared.cookie, from: self.shared.rank };
-        async move { listener.connect(&at, locality, credentials, &opening, patience).await }
+        async move {
+            let reaching = listener.reach(&at, locality, credentials, &opening, patience, detours.as_ref());
+            reaching.await.map(|reached| reached.stream)
+        }
     }
 
     /// Adds a new connection to a rank. The new connection also sends the frames that other connections may not have

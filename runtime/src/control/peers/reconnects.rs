@@ -5,7 +5,7 @@
 //! connection earlier, as soon as the silence is suspicious.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 
@@ -21,11 +21,13 @@ pub(super) struct Reconnects {
     /// Whether there are connections to other hosts.
     crosses_hosts: bool,
     attempts: BTreeMap<u32, Vec<JoinHandle<()>>>,
+    /// Times from which on other members may be asked again for a connection to a rank.
+    detours_due: BTreeMap<u32, Instant>,
 }
 
 impl Reconnects {
     pub(super) const fn new(now: Instant) -> Self {
-        Self { due: now, crosses_hosts: false, attempts: BTreeMap::new() }
+        Self { due: now, crosses_hosts: false, attempts: BTreeMap::new(), detours_due: BTreeMap::new() }
     }
 
     /// Returns the time of the next check of the connections, or `None` without connections to other hosts.
@@ -60,7 +62,14 @@ impl Task {
         let (Some(events), Some(at)) = (self.events.upgrade(), self.listeners.get(rank as usize)) else {
             return;
         };
-        let connecting = self.connecting_to(rank, at.clone(), self.rounds.longest_silence());
+        let (now, patience) = (Instant::now(), self.rounds.longest_silence());
+        let mut detours = None;
+        if self.reconnects.detours_due.get(&rank).is_none_or(|due| now >= *due) {
+            // The silence has lasted for long enough.
+            detours = self.detours_to(rank).map(|detours| detours.asked_after(Duration::ZERO));
+            self.reconnects.detours_due.insert(rank, now + patience);
+        }
+        let connecting = self.connecting_to(rank, at.clone(), patience, detours);
         let attempts = self.reconnects.attempts.entry(rank).or_default();
         attempts.retain(|attempt| !attempt.is_finished());
         attempts.push(tokio::spawn(async move {

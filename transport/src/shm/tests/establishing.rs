@@ -16,10 +16,10 @@ fn a_leader_notices_that_a_member_is_gone() {
         let mut members = world.iter_mut();
         let leader = members.next().expect("three");
         let second = members.next().expect("three");
-        let waits = scope.spawn(|| second.establish(deadline()).expect_err("the leader gives up"));
+        let waits = scope.spawn(|| second.establish(&|| false, deadline()).expect_err("the leader gives up"));
         drop(third);
         let began = Instant::now();
-        let error = leader.establish(deadline()).expect_err("the third is gone");
+        let error = leader.establish(&|| false, deadline()).expect_err("the third is gone");
         assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(2)), "{error}");
         let error = waits.join().expect("no panic");
         assert_eq!((error.kind, error.peer), (ErrorKind::PeerLost, Some(0)), "{error}");
@@ -35,8 +35,11 @@ fn only_the_leader_says_who_has_not_come() {
         let mut members = world.iter_mut();
         let [leader, second] = std::array::from_fn(|_| members.next().expect("three"));
         let soon = Instant::now() + Duration::from_millis(500);
-        let waits = scope.spawn(move || second.establish(soon).expect_err("the third does not come"));
-        let error = leader.establish(soon + Duration::from_millis(50)).expect_err("the third does not come");
+        let waits =
+            scope.spawn(move || second.establish(&|| false, soon).expect_err("the third does not come"));
+        let error = leader
+            .establish(&|| false, soon + Duration::from_millis(50))
+            .expect_err("the third does not come");
         assert_eq!((error.kind, error.peer), (ErrorKind::Timeout, Some(2)), "{error}");
         let error = waits.join().expect("no panic");
         assert_eq!(error.kind, ErrorKind::PeerLost, "the leader has given up, with a reason: {error}");
@@ -51,10 +54,10 @@ fn no_rank_goes_on_before_all_have_met() {
     std::thread::scope(|scope| {
         let mut members = world.iter_mut();
         let [leader, second, third] = std::array::from_fn(|_| members.next().expect("three"));
-        scope.spawn(|| leader.establish(deadline()).expect("all come"));
+        scope.spawn(|| leader.establish(&|| false, deadline()).expect("all come"));
         let (goes_on, third_came) = (is_on.0, &third_came);
         scope.spawn(move || {
-            second.establish(deadline()).expect("all come");
+            second.establish(&|| false, deadline()).expect("all come");
             assert!(third_came.load(Ordering::SeqCst), "a rank goes on without the third");
             let _ = goes_on.send(());
         });
@@ -62,7 +65,7 @@ fn no_rank_goes_on_before_all_have_met() {
         let early = is_on.1.recv_timeout(2 * LOOK_FOR_THE_GONE);
         assert_eq!(early, Err(mpsc::RecvTimeoutError::Timeout));
         third_came.store(true, Ordering::SeqCst);
-        third.establish(deadline()).expect("all are there");
+        third.establish(&|| false, deadline()).expect("all are there");
     });
 }
 
@@ -73,7 +76,8 @@ fn a_leader_that_ends_with_the_question_unread_is_named() {
     let mut follower = world.pop().expect("two");
     let leader = world.pop().expect("two");
     std::thread::scope(|scope| {
-        let asks = scope.spawn(move || follower.establish(deadline()).expect_err("the leader is gone"));
+        let asks =
+            scope.spawn(move || follower.establish(&|| false, deadline()).expect_err("the leader is gone"));
         // The request lies in the leader's backlog.
         until("the question", || unix::is_readable(&leader.epoll));
         drop(leader);

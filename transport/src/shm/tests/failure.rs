@@ -160,7 +160,7 @@ fn strangers_stall_neither_establish_nor_traffic() {
     }
     std::thread::scope(|scope| {
         for endpoint in &mut world {
-            scope.spawn(|| endpoint.establish(deadline()).expect("establish"));
+            scope.spawn(|| endpoint.establish(&|| false, deadline()).expect("establish"));
         }
     });
     let [a, b] = &mut world[..] else { unreachable!() };
@@ -187,14 +187,14 @@ fn strangers_stall_neither_establish_nor_traffic() {
 fn establish_names_who_is_missing() {
     let mut world = introduced(3, &ShmOptions::default());
     let soon = || Instant::now() + Duration::from_millis(50);
-    let error = world[0].establish(soon()).expect_err("nobody came");
+    let error = world[0].establish(&|| false, soon()).expect_err("nobody came");
     assert_eq!(error.kind, ErrorKind::Timeout);
     assert!(error.detail.contains("[1, 2]"), "{error}");
     let mut world = introduced(2, &ShmOptions::default());
-    let error = world[1].establish(soon()).expect_err("nobody answered");
+    let error = world[1].establish(&|| false, soon()).expect_err("nobody answered");
     assert_eq!(error.kind, ErrorKind::Timeout);
     drop(world.remove(0));
-    let error = world[0].establish(soon()).expect_err("nobody there");
+    let error = world[0].establish(&|| false, soon()).expect_err("nobody there");
     assert_eq!(error.kind, ErrorKind::PeerLost);
 }
 

@@ -308,7 +308,7 @@ fn hosts_are_told_apart_and_worlds_of_one_work() {
     let reach = a.introduce(1, b.address()).expect("introduce");
     assert_eq!(reach, Reach::No { because: "different host".into() });
     assert_eq!(a.introduce(1, b"rubbish").expect_err("refused").kind, ErrorKind::Corrupt);
-    a.establish(deadline()).expect("nobody to wait for");
+    a.establish(&|| false, deadline()).expect("nobody to wait for");
     assert_eq!(a.members(), [0]);
     assert!(a.exchange().is_none());
 }

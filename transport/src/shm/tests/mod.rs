@@ -52,7 +52,7 @@ fn world_with(n: u32, options: &ShmOptions) -> Vec<ShmEndpoint> {
     let mut world = introduced(n, options);
     std::thread::scope(|scope| {
         for endpoint in &mut world {
-            scope.spawn(|| endpoint.establish(deadline()).expect("establish"));
+            scope.spawn(|| endpoint.establish(&|| false, deadline()).expect("establish"));
         }
     });
     world

@@ -95,7 +95,7 @@ fn a_gibibyte_in_turn_with_short_messages() {
 fn a_long_message_arrives(a: &mut ShmEndpoint, b: &mut ShmEndpoint) {
     std::thread::scope(|scope| {
         for end in [&mut *a, &mut *b] {
-            scope.spawn(|| end.establish(deadline()).expect("established"));
+            scope.spawn(|| end.establish(&|| false, deadline()).expect("established"));
         }
     });
     link(a, b);

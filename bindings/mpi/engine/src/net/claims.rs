@@ -49,7 +49,7 @@ mod tests {
             Ok(Reach::No { because: "it is a stand-in".to_owned() })
         }
 
-        fn establish(&mut self, _: Instant) -> Result<(), Error> {
+        fn establish(&mut self, _: &dyn Fn() -> bool, _: Instant) -> Result<(), Error> {
             Ok(())
         }
 

@@ -90,7 +90,7 @@ fn connect(world: &Communicator) -> Outcome<Net> {
         // Establishing an endpoint concerns all peers that were introduced, so all of them take part.
         let used = all.iter().any(|bits| bits & 1 << at != 0);
         if let Some(end) = end.as_mut().filter(|_| used) {
-            end.establish(deadline).map_err(|error| Fail::new(Class::Other, error))?;
+            end.establish(&|| false, deadline).map_err(|error| Fail::new(Class::Other, error))?;
         }
     }
     world.barrier()?;
