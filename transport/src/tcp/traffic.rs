@@ -141,15 +141,15 @@ fn closed(link: &Link, position: &str, source: Option<io::Error>, options: &TcpO
     let channel = link.channel;
     let is_relayed = link.route.as_ref().is_some_and(|route| route.is_relayed);
     let cause = if is_silence(source.as_ref()) {
-        let whose = if is_relayed { "the host of rank 0, which relays it," } else { "the peer's host" };
+        let whose = if is_relayed { "the host of the rank that relays it" } else { "the peer's host" };
         format!(
             "{whose} does not answer, or the network to it is down; a connection without traffic ends after {} s of \
              silence (KOLO_DEAD_AFTER)",
             options.dead_after.as_secs_f64()
         )
     } else if is_relayed {
-        "rank 0 relayed it and has left the job, or the peer's process ended, or it closed its endpoint; rank 0 \
-         must stay until relayed ranks are done"
+        "the rank that relayed it (rank 0, unless the summary names another) has left the job, or the peer's process \
+         ended, or it closed its endpoint; that rank must stay until relayed ranks are done"
             .to_owned()
     } else {
         "the peer's process ended, or it closed its endpoint".to_owned()
