@@ -285,6 +285,11 @@ fn wrong_arguments() {
 }
 
 #[test]
+fn collectives_of_different_lengths() {
+    with_ranks("mismatched", &[2, 3, 4, 5]);
+}
+
+#[test]
 fn deprecated_attributes() {
     with_ranks("attributes", &[1, 2]);
 }
