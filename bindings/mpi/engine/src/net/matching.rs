@@ -40,6 +40,9 @@ impl Body {
     }
 }
 
+/// The context, the source and the tag of a message for which a probe waits; `None` for any.
+pub type Wanted = (u32, Option<u32>, Option<i32>);
+
 /// A message that a probe has found.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {
