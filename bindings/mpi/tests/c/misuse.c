@@ -8,6 +8,24 @@ static void handler(MPI_Comm *comm, int *code, ...) {
   handled++;
 }
 
+/* Lists of counts for one type: without the type, with a negative count, and with another length for the own block. */
+static void lists(void) {
+  int n = 1, more = 2, place = 0, out[2] = {1, 2}, in[2] = {0};
+  MPI_Comm self = MPI_COMM_SELF;
+  MPI_Request request;
+  FAILS(MPI_ERR_TYPE, MPI_Alltoallv(out, &n, &place, MPI_DATATYPE_NULL, in, &n, &place, MPI_INT, self));
+  FAILS(MPI_ERR_TYPE, MPI_Ialltoallv(out, &n, &place, MPI_INT, in, &n, &place, MPI_DATATYPE_NULL, self, &request));
+  FAILS(MPI_ERR_TYPE, MPI_Allgatherv(out, n, MPI_INT, in, &n, &place, MPI_DATATYPE_NULL, self));
+  FAILS(MPI_ERR_COUNT, MPI_Alltoallv(out, &n, &place, MPI_INT, in, &more, &place, MPI_INT, self));
+  FAILS(MPI_ERR_COUNT, MPI_Ialltoallv(out, &more, &place, MPI_INT, in, &n, &place, MPI_INT, self, &request));
+  FAILS(MPI_ERR_COUNT, MPI_Gatherv(out, more, MPI_INT, in, &n, &place, MPI_INT, 0, self));
+  FAILS(MPI_ERR_COUNT, MPI_Scatterv(out, &n, &place, MPI_INT, in, more, MPI_INT, 0, self));
+  FAILS(MPI_ERR_COUNT, MPI_Iallgatherv(out, more, MPI_INT, in, &n, &place, MPI_INT, self, &request));
+  n = 0;
+  CHECK(!MPI_Alltoallv(out, &n, &place, MPI_DATATYPE_NULL, in, &n, &place, MPI_DATATYPE_NULL, self) && !in[0] && !in[1]);
+}
+
+
 /* A call whose result would overwrite its input fails before anything is sent, and so does MPI_IN_PLACE in the wrong place. */
 static void aliases(MPI_Comm comm) {
   int own, n, counts[2] = {1, 1}, places[2] = {0, 1}, bytes[2] = {0, 4}, a[4] = {1, 2, 3, 4}, b[4] = {0};
@@ -256,6 +274,7 @@ int main(int argc, char **argv) {
   FAILS(MPI_ERR_ARG, MPI_Comm_size(MPI_COMM_WORLD, NULL));
   FAILS(MPI_ERR_REQUEST, MPI_Wait(&(MPI_Request){(MPI_Request)4711}, &status));
   FAILS(MPI_ERR_WIN, MPI_Win_fence(0, MPI_WIN_NULL));
+  lists();
   aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF);
   aliases_of_no_neighbor(MPI_COMM_WORLD), aliases_of_no_neighbor(MPI_COMM_SELF), null_handles();
   no_buffers(MPI_COMM_WORLD), no_buffers(MPI_COMM_SELF), no_buffers_for_windows(MPI_COMM_WORLD);

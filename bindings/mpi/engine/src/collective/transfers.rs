@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kolo::Collective;
 
-use super::buffers::{Buffer, aliased, apart, not_in_place, one_run};
+use super::buffers::{Buffer, aliased, apart, one_run};
 use super::packed::Packed;
 use super::schedule::{Memory, Schedule};
 use super::{How, algorithms, fast, go, inter, is_in_place, root};
@@ -74,12 +74,10 @@ pub(super) unsafe fn listed(
     of: c_int,
     ranks: usize,
 ) -> Outcome<Vec<Buffer>> {
-    let one = Buffer::new(at, 0, of)?;
     // SAFETY: the caller's promise.
     let (counts, places) = unsafe { (counts.list(ranks)?, places.list(ranks)?) };
-    if counts.iter().any(|count| *count > 0) {
-        not_in_place(at)?;
-    }
+    let has_data = counts.iter().any(|count| *count > 0);
+    let one = Buffer::new(at, has_data.into(), of)?;
     counts
         .iter()
         .zip(places)
@@ -114,8 +112,19 @@ fn arrived(s: &mut Schedule, blocks: &[Buffer], memories: &[Memory]) {
     blocks.iter().zip(memories).for_each(|(block, memory)| block.arrived(s, *memory));
 }
 
+/// Checks that a rank sends as many bytes to itself as it receives from itself.
+fn same_bytes(out: Option<&Buffer>, into: Option<&Buffer>) -> Outcome {
+    match (out.map(Buffer::bytes), into.map(Buffer::bytes)) {
+        (Some(out), Some(into)) if out != into => {
+            fail(Class::Count, format!("a rank sends {out} bytes to itself but receives {into}"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Gathers at a root. Only the root has `parts`. `own` is `None` if the root's data is already in place.
 fn gather_to(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer], to: u32) -> Outcome {
+    same_bytes(own, parts.get(to as usize))?;
     go(how, comm, |s| {
         let mut into = sinks(s, parts);
         let data = match own {
@@ -162,12 +171,7 @@ pub unsafe fn gather(
     let parts = if is_root { blocks(&recv, recv.count, comm.size()) } else { Vec::new() };
     apart(&own, &parts)?;
     let bytes = own.as_ref().map_or(recv.bytes(), Buffer::bytes);
-    if is_root && bytes != recv.bytes() {
-        return fail(
-            Class::Count,
-            format!("the root sends {bytes} bytes to itself but receives {}", recv.bytes()),
-        );
-    }
+    same_bytes(own.as_ref(), is_root.then_some(&recv))?;
     if how != How::Blocking || comm.size() == 1 {
         return gather_to(how, &comm, own.as_ref(), &parts, to);
     }
@@ -226,6 +230,7 @@ pub unsafe fn gatherv(
 }
 
 fn scatter_from(how: How, comm: &Arc<Comm>, parts: &[Buffer], own: Option<&Buffer>, from: u32) -> Outcome {
+    same_bytes(parts.get(from as usize), own)?;
     go(how, comm, |s| {
         let out = sources(s, parts);
         let into = match own {
@@ -266,12 +271,7 @@ pub unsafe fn scatter(
     let parts = if is_root { blocks(&send, send.count, comm.size()) } else { Vec::new() };
     apart(&parts, &own)?;
     let bytes = own.as_ref().map_or(send.bytes(), Buffer::bytes);
-    if is_root && bytes != send.bytes() {
-        return fail(
-            Class::Count,
-            format!("the root sends {} bytes to itself but receives {bytes}", send.bytes()),
-        );
-    }
+    same_bytes(is_root.then_some(&send), own.as_ref())?;
     if how != How::Blocking || comm.size() == 1 {
         return scatter_from(how, &comm, &parts, own.as_ref(), from);
     }
@@ -326,6 +326,7 @@ pub unsafe fn scatterv(
 /// Gives all ranks' blocks to all ranks, in their places in `parts`.
 fn gather_all(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer]) -> Outcome {
     let rank = comm.rank as usize;
+    same_bytes(own, parts.get(rank))?;
     go(how, comm, |s| {
         let mut into = sinks(s, parts);
         match own {
@@ -420,13 +421,8 @@ pub unsafe fn allgatherv(
     }
     let rank = comm.rank as usize;
     let bytes: Vec<usize> = parts.iter().map(Buffer::bytes).collect();
+    same_bytes(own.as_ref(), parts.get(rank))?;
     let mine = own.as_ref().unwrap_or(&parts[rank]);
-    if mine.bytes() != bytes[rank] {
-        return fail(
-            Class::Count,
-            format!("a rank sends {} bytes to itself but receives {}", mine.bytes(), bytes[rank]),
-        );
-    }
     // In place, the rank's own part lies in the output, and Kolo takes buffers that lie apart.
     let mut input = if own.is_some() { Packed::of(mine, true) } else { Packed::copy_of(mine) };
     if let Some(output) = one_run(&parts) {
@@ -446,6 +442,8 @@ pub unsafe fn allgatherv(
 /// Sends a block to each rank and receives one from each.
 fn exchange(how: How, comm: &Arc<Comm>, out: Option<&[Buffer]>, into: &[Buffer]) -> Outcome {
     apart(out.unwrap_or_default(), into)?;
+    let rank = comm.rank as usize;
+    same_bytes(out.and_then(|out| out.get(rank)), into.get(rank))?;
     go(how, comm, |s| {
         let data = match out {
             Some(out) => sources(s, out),
