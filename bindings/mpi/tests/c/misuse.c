@@ -25,6 +25,17 @@ static void lists(void) {
   CHECK(!MPI_Alltoallv(out, &n, &place, MPI_DATATYPE_NULL, in, &n, &place, MPI_DATATYPE_NULL, self) && !in[0] && !in[1]);
 }
 
+/* A message that ends within a value of the receive's type is of another type. */
+static void broken_values(void) {
+  const int lengths[2] = {1, 1}, places[2] = {1, 3};
+  int value = 7, into[4] = {0};
+  MPI_Datatype gaps;
+  MPI_Status status;
+  CHECK(!MPI_Type_indexed(2, lengths, places, MPI_INT, &gaps) && !MPI_Type_commit(&gaps));
+  CHECK(!MPI_Send(&value, 3, MPI_BYTE, 0, 1, MPI_COMM_SELF) && !MPI_Send(&value, 1, MPI_INT, 0, 1, MPI_COMM_SELF));
+  FAILS(MPI_ERR_TYPE, MPI_Recv(into, 1, gaps, 0, 1, MPI_COMM_SELF, &status));
+  CHECK(!MPI_Recv(into, 1, gaps, 0, 1, MPI_COMM_SELF, &status) && into[1] == 7 && !into[3] && !MPI_Type_free(&gaps));
+}
 
 /* A call whose result would overwrite its input fails before anything is sent, and so does MPI_IN_PLACE in the wrong place. */
 static void aliases(MPI_Comm comm) {
@@ -274,7 +285,7 @@ int main(int argc, char **argv) {
   FAILS(MPI_ERR_ARG, MPI_Comm_size(MPI_COMM_WORLD, NULL));
   FAILS(MPI_ERR_REQUEST, MPI_Wait(&(MPI_Request){(MPI_Request)4711}, &status));
   FAILS(MPI_ERR_WIN, MPI_Win_fence(0, MPI_WIN_NULL));
-  lists();
+  lists(), broken_values();
   aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF);
   aliases_of_no_neighbor(MPI_COMM_WORLD), aliases_of_no_neighbor(MPI_COMM_SELF), null_handles();
   no_buffers(MPI_COMM_WORLD), no_buffers(MPI_COMM_SELF), no_buffers_for_windows(MPI_COMM_WORLD);

@@ -179,13 +179,21 @@ impl Net {
         self.fitting[source as usize] = bytes == room;
         self.counters.received += 1;
         self.counters.received_bytes += bytes as u64;
-        let error = (bytes > room).then(|| {
+        let error = if bytes > room {
             let text = format!(
                 "{bytes} bytes from rank {source} of the world with tag {tag}, but room for only \
                          {room}"
             );
-            Fail::new(Class::Truncate, text)
-        });
+            Some(Fail::new(Class::Truncate, text))
+        } else if recv.sink.ends_within_value(bytes) {
+            let text = format!(
+                "{bytes} bytes from rank {source} of the world with tag {tag} end within a value of the \
+                 receive's type"
+            );
+            Some(Fail::new(Class::Type, text))
+        } else {
+            None
+        };
         let finished = Finished { source, tag, bytes: bytes.min(room), error, cancelled: false };
         self.finish(&recv.done, finished);
     }
