@@ -1,11 +1,12 @@
 /* Wrong calls give the standard's error classes, and never a crash. One or two ranks. */
 #include "test.h"
 
-static int handled;
+static int handled, replacement = -1;
 static MPI_Comm_errhandler_fn handler;
 static void handler(MPI_Comm *comm, int *code, ...) {
-  (void)comm, (void)code;
+  (void)comm;
   handled++;
+  if (replacement >= 0) *code = replacement;
 }
 
 /* Lists of counts for one type: without the type, with a negative count, and with another length for the own block. */
@@ -325,6 +326,11 @@ int main(int argc, char **argv) {
   MPI_Errhandler mine;
   CHECK(!MPI_Comm_create_errhandler(handler, &mine) && !MPI_Comm_set_errhandler(MPI_COMM_WORLD, mine) && !MPI_Errhandler_free(&mine));
   CHECK(MPI_Send(&value, 1, MPI_INT, size, 0, MPI_COMM_WORLD) != MPI_SUCCESS && handled == 1);
+  /* The call returns the code that the handler leaves. */
+  replacement = MPI_ERR_OTHER;
+  CHECK(MPI_Send(&value, 1, MPI_INT, size, 0, MPI_COMM_WORLD) == MPI_ERR_OTHER && handled == 2);
+  replacement = MPI_SUCCESS;
+  CHECK(MPI_Send(&value, 1, MPI_INT, size, 0, MPI_COMM_WORLD) == MPI_SUCCESS && handled == 3);
   CHECK(!MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
   CHECK(!MPI_Add_error_class(&class) && class > MPI_ERR_LASTCODE && !MPI_Add_error_string(class, "ours"));
   CHECK(!MPI_Error_string(class, text, &length) && !strcmp(text, "ours"));
