@@ -33,6 +33,25 @@ static int failures(int kind, int n) {
   return all;
 }
 
+/* Rank 0 would not receive what it sends to itself. Its call fails, and the others, which wait for it, fail too. */
+static void own_block(int kind, int n) {
+  int code, failed;
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (kind == 0) code = MPI_Iallgather(data, n, MPI_INT, got, rank ? n : n + 1, MPI_INT, MPI_COMM_WORLD, &request);
+  else if (kind == 1) code = MPI_Ialltoall(data, n, MPI_INT, got, rank ? n : n + 1, MPI_INT, MPI_COMM_WORLD, &request);
+  else code = MPI_Iscatter(data, n, MPI_INT, got, rank ? n : n + 1, MPI_INT, 0, MPI_COMM_WORLD, &request);
+  if (rank) {
+    CHECK(!code);
+    FAILS(MPI_ERR_NOT_SAME, MPI_Wait(&request, MPI_STATUS_IGNORE));
+  } else {
+    FAILS(MPI_ERR_COUNT, code);
+  }
+  for (int again = 0; again < 3; again++) {
+    failed = failures(3, n);
+    CHECK(!failed);
+  }
+}
+
 int main(int argc, char **argv) {
   const int lengths[][2] = {{1, 10}, {10, 1}, {ROOM, 1}, {1, ROOM}, {ROOM, ROOM - 1}};
   MPI_Init(&argc, &argv);
@@ -46,5 +65,6 @@ int main(int argc, char **argv) {
       CHECK(!failures(kind, lengths[which][0]));
     }
   }
+  for (int kind = 0; kind < 3; kind++) own_block(kind, 1), own_block(kind, ROOM);
   return MPI_Finalize();
 }

@@ -243,34 +243,52 @@ impl Schedule {
         }
     }
 
-    /// Leaves out the steps that are left, and tells the other ranks. Messages that they still send to this rank are received and dropped,
-    /// so that their sends end.
+    /// Leaves out the steps that are left, and tells the other ranks.
     fn abandon(&mut self, why: Fail) {
         let steps = std::mem::replace(&mut self.at, self.steps.len())..;
         if let (false, Ok(mut net)) = (why.is_loss(), net::net()) {
-            let drop_next = |net: &mut net::Net, source: u32| {
-                let sink = Sink::Flat { ptr: std::ptr::NonNull::dangling().as_ptr(), room: 0 };
-                let (source, tag, done) = (Some(source), Some(self.tag), Completion::new());
-                net.recv(self.context, Recv { source, tag, sink, done });
-            };
             for message in self.waiting.iter().filter(|message| !message.done.is_done()) {
                 net.cancel(&message.done, &why);
                 if let (true, Some((source, _))) = (message.done.is_done(), message.from) {
-                    drop_next(&mut net, source);
+                    self.drop_next(&mut net, source);
                 }
             }
             for step in &self.steps[steps] {
                 if let Step::Recv(from, _) = step {
-                    drop_next(&mut net, self.comm.members[*from as usize]);
+                    self.drop_next(&mut net, self.comm.members[*from as usize]);
                 }
             }
-            let own = self.comm.members[self.comm.rank as usize];
-            for other in self.comm.members.iter().filter(|other| **other != own) {
-                let nothing = Source::Kept(Vec::new());
-                net.send(*other, self.context, self.tag, nothing, false, &Completion::new());
-            }
+            self.others().for_each(|other| self.send_nothing(&mut net, other));
         }
         self.failure = Some(why);
+    }
+
+    /// Tells the other ranks that this rank does not take part, since its arguments are wrong.
+    pub fn refuse(&self, why: &Fail) {
+        if let (false, Ok(mut net)) = (why.is_loss(), net::net()) {
+            for other in self.others() {
+                self.send_nothing(&mut net, other);
+                self.drop_next(&mut net, other);
+            }
+        }
+    }
+
+    /// Returns the world ranks of the other members.
+    fn others(&self) -> impl Iterator<Item = u32> {
+        let own = self.comm.members[self.comm.rank as usize];
+        self.comm.members.iter().copied().filter(move |member| *member != own)
+    }
+
+    /// Sends a message that fails its receive, unless the receiver expects an empty one.
+    fn send_nothing(&self, net: &mut net::Net, to: u32) {
+        net.send(to, self.context, self.tag, Source::Kept(Vec::new()), false, &Completion::new());
+    }
+
+    /// Receives a message that is of no use, so that its send ends.
+    fn drop_next(&self, net: &mut net::Net, source: u32) {
+        let sink = Sink::Flat { ptr: std::ptr::NonNull::dangling().as_ptr(), room: 0 };
+        let (source, tag, done) = (Some(source), Some(self.tag), Completion::new());
+        net.recv(self.context, Recv { source, tag, sink, done });
     }
 
     /// Takes the messages that are under way.

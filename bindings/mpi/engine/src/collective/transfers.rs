@@ -124,8 +124,8 @@ fn same_bytes(out: Option<&Buffer>, into: Option<&Buffer>) -> Outcome {
 
 /// Gathers at a root. Only the root has `parts`. `own` is `None` if the root's data is already in place.
 fn gather_to(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer], to: u32) -> Outcome {
-    same_bytes(own, parts.get(to as usize))?;
     go(how, comm, |s| {
+        same_bytes(own, parts.get(to as usize))?;
         let mut into = sinks(s, parts);
         let data = match own {
             Some(own) => own.source(s),
@@ -171,10 +171,10 @@ pub unsafe fn gather(
     let parts = if is_root { blocks(&recv, recv.count, comm.size()) } else { Vec::new() };
     apart(&own, &parts)?;
     let bytes = own.as_ref().map_or(recv.bytes(), Buffer::bytes);
-    same_bytes(own.as_ref(), is_root.then_some(&recv))?;
     if how != How::Blocking || comm.size() == 1 {
         return gather_to(how, &comm, own.as_ref(), &parts, to);
     }
+    same_bytes(own.as_ref(), is_root.then_some(&recv))?;
     let all = recv.of_count(recv.count * comm.size() as usize);
     let mut output = Packed::of(&all, false);
     let place = if is_root { output.memory() } else { fast::NOTHING };
@@ -230,8 +230,8 @@ pub unsafe fn gatherv(
 }
 
 fn scatter_from(how: How, comm: &Arc<Comm>, parts: &[Buffer], own: Option<&Buffer>, from: u32) -> Outcome {
-    same_bytes(parts.get(from as usize), own)?;
     go(how, comm, |s| {
+        same_bytes(parts.get(from as usize), own)?;
         let out = sources(s, parts);
         let into = match own {
             Some(own) => own.sink(s),
@@ -271,10 +271,10 @@ pub unsafe fn scatter(
     let parts = if is_root { blocks(&send, send.count, comm.size()) } else { Vec::new() };
     apart(&parts, &own)?;
     let bytes = own.as_ref().map_or(send.bytes(), Buffer::bytes);
-    same_bytes(is_root.then_some(&send), own.as_ref())?;
     if how != How::Blocking || comm.size() == 1 {
         return scatter_from(how, &comm, &parts, own.as_ref(), from);
     }
+    same_bytes(is_root.then_some(&send), own.as_ref())?;
     let all = send.of_count(send.count * comm.size() as usize);
     let mut input = Packed::of(&all, true);
     let data = if is_root { input.memory() } else { fast::NOTHING };
@@ -326,8 +326,8 @@ pub unsafe fn scatterv(
 /// Gives all ranks' blocks to all ranks, in their places in `parts`.
 fn gather_all(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer]) -> Outcome {
     let rank = comm.rank as usize;
-    same_bytes(own, parts.get(rank))?;
     go(how, comm, |s| {
+        same_bytes(own, parts.get(rank))?;
         let mut into = sinks(s, parts);
         match own {
             Some(own) => {
@@ -374,15 +374,10 @@ pub unsafe fn allgather(
     let own = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
     let bytes = recv.bytes();
     apart(&own, [&recv, &recv.moved(i64::from(comm.rank) * recv.count as i64 * recv.of.extent)])?;
-    if own.as_ref().is_some_and(|own| own.bytes() != bytes) {
-        return fail(
-            Class::Count,
-            format!("a rank does not send the {bytes} bytes that it receives from each rank"),
-        );
-    }
     if how != How::Blocking || comm.size() == 1 {
         return gather_all(how, &comm, own.as_ref(), &blocks(&recv, recv.count, comm.size()));
     }
+    same_bytes(own.as_ref(), Some(&recv))?;
     let all = recv.of_count(recv.count * comm.size() as usize);
     let mut output = Packed::of(&all, own.is_none());
     let place = output.memory();
@@ -443,8 +438,8 @@ pub unsafe fn allgatherv(
 fn exchange(how: How, comm: &Arc<Comm>, out: Option<&[Buffer]>, into: &[Buffer]) -> Outcome {
     apart(out.unwrap_or_default(), into)?;
     let rank = comm.rank as usize;
-    same_bytes(out.and_then(|out| out.get(rank)), into.get(rank))?;
     go(how, comm, |s| {
+        same_bytes(out.and_then(|out| out.get(rank)), into.get(rank))?;
         let data = match out {
             Some(out) => sources(s, out),
             None => copies(s, into),
@@ -488,16 +483,11 @@ pub unsafe fn alltoall(
     let send = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
     let bytes = recv.bytes();
     apart(&send, [&recv])?;
-    if send.as_ref().is_some_and(|send| send.bytes() != bytes) {
-        return fail(
-            Class::Count,
-            format!("a rank does not send the {bytes} bytes that it receives from each rank"),
-        );
-    }
     if how != How::Blocking || ranks == 1 {
         let out = send.map(|send| blocks(&send, send.count, comm.size()));
         return exchange(how, &comm, out.as_deref(), &blocks(&recv, recv.count, comm.size()));
     }
+    same_bytes(send.as_ref(), Some(&recv))?;
     let all = recv.of_count(recv.count * ranks);
     let mut output = Packed::of(&all, send.is_none());
     let place = output.memory();
