@@ -29,13 +29,19 @@ static void lists(void) {
 /* A message that ends within a value of the receive's type is of another type. */
 static void broken_values(void) {
   const int lengths[2] = {1, 1}, places[2] = {1, 3};
-  int value = 7, into[4] = {0};
+  int value = 7, into[4] = {0}, more[2] = {1, 2};
   MPI_Datatype gaps;
   MPI_Status status;
   CHECK(!MPI_Type_indexed(2, lengths, places, MPI_INT, &gaps) && !MPI_Type_commit(&gaps));
   CHECK(!MPI_Send(&value, 3, MPI_BYTE, 0, 1, MPI_COMM_SELF) && !MPI_Send(&value, 1, MPI_INT, 0, 1, MPI_COMM_SELF));
   FAILS(MPI_ERR_TYPE, MPI_Recv(into, 1, gaps, 0, 1, MPI_COMM_SELF, &status));
-  CHECK(!MPI_Recv(into, 1, gaps, 0, 1, MPI_COMM_SELF, &status) && into[1] == 7 && !into[3] && !MPI_Type_free(&gaps));
+  CHECK(!MPI_Recv(into, 1, gaps, 0, 1, MPI_COMM_SELF, &status) && into[1] == 7 && !into[3]);
+  for (int way = 0; way < 4 && size > 1; way++) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 1) CHECK(!MPI_Send(more, way ? 3 : 5, MPI_BYTE, 0, 1, MPI_COMM_WORLD));
+    if (rank == 0) FAILS(MPI_ERR_TYPE, MPI_Recv(into, 1, gaps, way % 2 ? 1 : MPI_ANY_SOURCE, 1, MPI_COMM_WORLD, &status));
+  }
+  CHECK(!MPI_Type_free(&gaps));
 }
 
 /* A call whose result would overwrite its input fails before anything is sent, and so does MPI_IN_PLACE in the wrong place. */
