@@ -391,6 +391,7 @@ fn exported_functions(abi: &'static Abi) -> BTreeSet<String> {
 #[test]
 fn survivors() {
     with(&ABIS[..1], "survivors", &[], &[1, 2, 3, 4]);
+    with(&ABIS[..1], "agreeing", &[], &[3, 4]);
 }
 
 /// Runs with the MPICH ABI only, as above.
