@@ -57,14 +57,16 @@ int main(int argc, char **argv) {
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank), MPI_Comm_size(MPI_COMM_WORLD, &size);
   CHECK(size > 1 && size <= 16 && !MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+  /* Of four ranks or more, one may send a long message to another that has given up, and wait until it is received. */
+  int count = size > 3 ? 2 : (int)(sizeof lengths / sizeof *lengths);
   for (int kind = 0; kind < KINDS; kind++) {
-    for (int which = 0; which < (int)(sizeof lengths / sizeof *lengths); which++) {
+    for (int which = 0; which < count; which++) {
       int failed = failures(kind, lengths[which][rank > 0]);
       /* All ranks but the root get data from a broadcast, also those that get it from another. */
       CHECK(kind ? failed > 0 : failed == size - 1);
       CHECK(!failures(kind, lengths[which][0]));
     }
   }
-  for (int kind = 0; kind < 3; kind++) own_block(kind, 1), own_block(kind, ROOM);
+  for (int kind = 0; kind < 3; kind++) own_block(kind, 1), own_block(kind, size > 3 ? 10 : ROOM);
   return MPI_Finalize();
 }
