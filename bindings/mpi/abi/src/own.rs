@@ -6,7 +6,7 @@ use engine::constants::Status;
 use engine::flavor::{self, Flavor, Kind};
 
 use crate::handles::*;
-use crate::numbers::{err_in, err_out, flavor_out, model_out};
+use crate::numbers::{err_in, err_out, flavor_out, model_out, rank_out};
 use crate::statuses::{AbiStatus, from_abi, to_abi};
 
 fn to_user(kind: Kind, handle: c_int) -> usize {
@@ -49,6 +49,7 @@ pub(crate) fn prepare() {
         code_in: err_in,
         status: Some((status_out, status_in)),
         automatic: AUTOMATIC,
+        rank_out,
         window_out: |flavor, model| (flavor_out(flavor), model_out(model)),
     });
 }

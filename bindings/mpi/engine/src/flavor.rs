@@ -36,6 +36,8 @@ pub struct Flavor {
     pub status: Option<(StatusOut, StatusIn)>,
     /// `MPI_BUFFER_AUTOMATIC` as the program sees it.
     pub automatic: usize,
+    /// Converts a rank, or a number that stands for ranks, to the program's.
+    pub rank_out: fn(c_int) -> c_int,
     /// Converts the values of a window's attributes `MPI_WIN_CREATE_FLAVOR` and `MPI_WIN_MODEL` to the program's.
     pub window_out: fn(c_int, c_int) -> (c_int, c_int),
 }
@@ -69,6 +71,11 @@ pub fn code_out(code: c_int) -> c_int {
 #[must_use]
 pub fn automatic() -> usize {
     FLAVOR.get().map_or(BUFFER_AUTOMATIC as usize, |flavor| flavor.automatic)
+}
+
+/// Returns a rank, or a number that stands for ranks, as the program sees it.
+pub(crate) fn rank_out(rank: c_int) -> c_int {
+    FLAVOR.get().map_or(rank, |flavor| (flavor.rank_out)(rank))
 }
 
 /// Returns the values of a window's attributes `MPI_WIN_CREATE_FLAVOR` and `MPI_WIN_MODEL` as the program sees them.

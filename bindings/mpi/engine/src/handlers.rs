@@ -193,10 +193,10 @@ fn handler_of(scope: Scope) -> Handler {
     found.or_else(|_| of_process().map(|(handler, _)| handler)).unwrap_or(Handler::Return)
 }
 
-/// Calls the handler with a code. Returns unless the handler ends the job.
-fn invoke(scope: Scope, code: c_int, call: &str) {
+/// Calls the handler with a code. Returns the code that the handler leaves, unless it ends the job.
+fn invoke(scope: Scope, code: c_int, call: &str) -> c_int {
     match handler_of(scope) {
-        Handler::Return => {}
+        Handler::Return => code,
         Handler::Fatal | Handler::Abort => {
             let text = error::text_of(code).unwrap_or_default();
             world::abort(&format!("{call}: {text}"), flavor::code_out(code & 0xff).max(1));
@@ -213,16 +213,19 @@ fn invoke(scope: Scope, code: c_int, call: &str) {
                     (Kind::Comm, of_process().map_or(COMM_SELF, |(_, handle)| handle))
                 }
             };
-            let (mut handle, mut code) = (flavor::to_user(kind, handle), flavor::code_out(code));
+            let (mut handle, given) = (flavor::to_user(kind, handle), flavor::code_out(code));
+            let mut left = given;
             match &user.callback {
                 // SAFETY: calls the program's function with the standard's arguments.
-                Some(Callback::Plain(function)) => unsafe { function(&raw mut handle, &raw mut code) },
+                Some(Callback::Plain(function)) => unsafe { function(&raw mut handle, &raw mut left) },
                 // SAFETY: calls the program's function with the arguments of its type.
                 Some(Callback::Stateful(function, state)) => unsafe {
-                    function(handle, code, state.address())
+                    function(handle, given, state.address())
                 },
                 None => {}
             }
+            // A handler may replace the code, also by success, as with other libraries.
+            if left == given { code } else { flavor::code_in(left) }
         }
     }
 }
@@ -245,7 +248,7 @@ fn failed(failure: &Fail, scope: Scope, call: &str) -> c_int {
     // The first session may fail before anything runs.
     let is_given = matches!(scope, Scope::Given(..));
     if is_given || world::is_running() {
-        invoke(failure.comm.filter(|_| !is_given).map_or(scope, Scope::Comm), code, call);
+        return invoke(failure.comm.filter(|_| !is_given).map_or(scope, Scope::Comm), code, call);
     }
     code
 }

@@ -285,6 +285,11 @@ fn wrong_arguments() {
 }
 
 #[test]
+fn collectives_of_different_lengths() {
+    with_ranks("mismatched", &[2, 3, 4, 5]);
+}
+
+#[test]
 fn deprecated_attributes() {
     with_ranks("attributes", &[1, 2]);
 }
@@ -386,6 +391,7 @@ fn exported_functions(abi: &'static Abi) -> BTreeSet<String> {
 #[test]
 fn survivors() {
     with(&ABIS[..1], "survivors", &[], &[1, 2, 3, 4]);
+    with(&ABIS[..1], "agreeing", &[], &[3, 4]);
 }
 
 /// Runs with the MPICH ABI only, as above.

@@ -28,6 +28,7 @@ int main(int argc, char **argv) {
     CHECK(!MPI_Irecv(&data, 1, MPI_INT, MPI_ANY_SOURCE, NEVER, MPI_COMM_WORLD, &request));
     at_limit(MPI_Wait(&request, MPI_STATUS_IGNORE), "a message from any rank with tag 1.");
     CHECK(request == MPI_REQUEST_NULL && data == 7);
+    at_limit(MPI_Probe(1, NEVER, MPI_COMM_WORLD, MPI_STATUS_IGNORE), "a message from rank 1 with tag 1.");
     CHECK(!MPI_Send(&data, 1, MPI_INT, 1, GO_ON, MPI_COMM_WORLD));
   } else {
     CHECK(!MPI_Send(stray, 2, MPI_INT, 0, STRAY, MPI_COMM_WORLD));

@@ -1,11 +1,47 @@
 /* Wrong calls give the standard's error classes, and never a crash. One or two ranks. */
 #include "test.h"
 
-static int handled;
+static int handled, replacement = -1;
 static MPI_Comm_errhandler_fn handler;
 static void handler(MPI_Comm *comm, int *code, ...) {
-  (void)comm, (void)code;
+  (void)comm;
   handled++;
+  if (replacement >= 0) *code = replacement;
+}
+
+/* Lists of counts for one type: without the type, with a negative count, and with another length for the own block. */
+static void lists(void) {
+  int n = 1, more = 2, place = 0, out[2] = {1, 2}, in[2] = {0};
+  MPI_Comm self = MPI_COMM_SELF;
+  MPI_Request request;
+  FAILS(MPI_ERR_TYPE, MPI_Alltoallv(out, &n, &place, MPI_DATATYPE_NULL, in, &n, &place, MPI_INT, self));
+  FAILS(MPI_ERR_TYPE, MPI_Ialltoallv(out, &n, &place, MPI_INT, in, &n, &place, MPI_DATATYPE_NULL, self, &request));
+  FAILS(MPI_ERR_TYPE, MPI_Allgatherv(out, n, MPI_INT, in, &n, &place, MPI_DATATYPE_NULL, self));
+  FAILS(MPI_ERR_COUNT, MPI_Alltoallv(out, &n, &place, MPI_INT, in, &more, &place, MPI_INT, self));
+  FAILS(MPI_ERR_COUNT, MPI_Ialltoallv(out, &more, &place, MPI_INT, in, &n, &place, MPI_INT, self, &request));
+  FAILS(MPI_ERR_COUNT, MPI_Gatherv(out, more, MPI_INT, in, &n, &place, MPI_INT, 0, self));
+  FAILS(MPI_ERR_COUNT, MPI_Scatterv(out, &n, &place, MPI_INT, in, more, MPI_INT, 0, self));
+  FAILS(MPI_ERR_COUNT, MPI_Iallgatherv(out, more, MPI_INT, in, &n, &place, MPI_INT, self, &request));
+  n = 0;
+  CHECK(!MPI_Alltoallv(out, &n, &place, MPI_DATATYPE_NULL, in, &n, &place, MPI_DATATYPE_NULL, self) && !in[0] && !in[1]);
+}
+
+/* A message that ends within a value of the receive's type is of another type. */
+static void broken_values(void) {
+  const int lengths[2] = {1, 1}, places[2] = {1, 3};
+  int value = 7, into[4] = {0}, more[2] = {1, 2};
+  MPI_Datatype gaps;
+  MPI_Status status;
+  CHECK(!MPI_Type_indexed(2, lengths, places, MPI_INT, &gaps) && !MPI_Type_commit(&gaps));
+  CHECK(!MPI_Send(&value, 3, MPI_BYTE, 0, 1, MPI_COMM_SELF) && !MPI_Send(&value, 1, MPI_INT, 0, 1, MPI_COMM_SELF));
+  FAILS(MPI_ERR_TYPE, MPI_Recv(into, 1, gaps, 0, 1, MPI_COMM_SELF, &status));
+  CHECK(!MPI_Recv(into, 1, gaps, 0, 1, MPI_COMM_SELF, &status) && into[1] == 7 && !into[3]);
+  for (int way = 0; way < 4 && size > 1; way++) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 1) CHECK(!MPI_Send(more, way ? 3 : 5, MPI_BYTE, 0, 1, MPI_COMM_WORLD));
+    if (rank == 0) FAILS(MPI_ERR_TYPE, MPI_Recv(into, 1, gaps, way % 2 ? 1 : MPI_ANY_SOURCE, 1, MPI_COMM_WORLD, &status));
+  }
+  CHECK(!MPI_Type_free(&gaps));
 }
 
 /* A call whose result would overwrite its input fails before anything is sent, and so does MPI_IN_PLACE in the wrong place. */
@@ -256,6 +292,7 @@ int main(int argc, char **argv) {
   FAILS(MPI_ERR_ARG, MPI_Comm_size(MPI_COMM_WORLD, NULL));
   FAILS(MPI_ERR_REQUEST, MPI_Wait(&(MPI_Request){(MPI_Request)4711}, &status));
   FAILS(MPI_ERR_WIN, MPI_Win_fence(0, MPI_WIN_NULL));
+  lists(), broken_values();
   aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF);
   aliases_of_no_neighbor(MPI_COMM_WORLD), aliases_of_no_neighbor(MPI_COMM_SELF), null_handles();
   no_buffers(MPI_COMM_WORLD), no_buffers(MPI_COMM_SELF), no_buffers_for_windows(MPI_COMM_WORLD);
@@ -295,6 +332,11 @@ int main(int argc, char **argv) {
   MPI_Errhandler mine;
   CHECK(!MPI_Comm_create_errhandler(handler, &mine) && !MPI_Comm_set_errhandler(MPI_COMM_WORLD, mine) && !MPI_Errhandler_free(&mine));
   CHECK(MPI_Send(&value, 1, MPI_INT, size, 0, MPI_COMM_WORLD) != MPI_SUCCESS && handled == 1);
+  /* The call returns the code that the handler leaves. */
+  replacement = MPI_ERR_OTHER;
+  CHECK(MPI_Send(&value, 1, MPI_INT, size, 0, MPI_COMM_WORLD) == MPI_ERR_OTHER && handled == 2);
+  replacement = MPI_SUCCESS;
+  CHECK(MPI_Send(&value, 1, MPI_INT, size, 0, MPI_COMM_WORLD) == MPI_SUCCESS && handled == 3);
   CHECK(!MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
   CHECK(!MPI_Add_error_class(&class) && class > MPI_ERR_LASTCODE && !MPI_Add_error_string(class, "ours"));
   CHECK(!MPI_Error_string(class, text, &length) && !strcmp(text, "ours"));

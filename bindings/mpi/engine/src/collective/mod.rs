@@ -40,7 +40,10 @@ pub enum How {
 /// Runs, starts or prepares a schedule.
 fn go(how: How, comm: &Arc<Comm>, build: impl FnOnce(&mut Schedule) -> Outcome) -> Outcome {
     let mut s = Schedule::new(comm.whole());
-    build(&mut s)?;
+    if let Err(why) = build(&mut s) {
+        s.refuse(&why);
+        return Err(why);
+    }
     // SAFETY: the front end has checked the place for the request.
     unsafe {
         match how {

@@ -2,12 +2,15 @@
 //! own types and operators.
 //!
 //! Steps run in order; a fence waits for all messages before it. A thread that polls advances all active schedules.
+//!
+//! If the ranks' arguments differ, a message has another length than its receiver expects. The receiver's schedule then ends with an error.
+//! It sends an empty message to every other rank, so that those that wait for this rank end with an error too.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use crate::comm::Comm;
-use crate::error::{Fail, Outcome};
+use crate::error::{Class, Fail, Outcome, fail};
 use crate::net::{self, Completion, Recv, Sink, Source};
 use crate::staging::Staging;
 
@@ -65,6 +68,30 @@ enum Step {
     Call(Action),
 }
 
+/// A message that a step has begun.
+struct Message {
+    done: Arc<Completion>,
+    /// For a receive, the world rank of the sender, and the number of bytes that it has to send.
+    from: Option<(u32, usize)>,
+}
+
+impl Message {
+    /// Returns why a complete message has failed.
+    fn failure(&self) -> Option<Fail> {
+        let finished = self.done.get()?;
+        if finished.error.is_some() {
+            return finished.error.clone();
+        }
+        let (source, expected) = self.from.filter(|(_, expected)| finished.bytes != *expected)?;
+        let text = format!(
+            "rank {source} of the world sent {} bytes where this rank expects {expected}, or its call has failed. All ranks \
+             of a communicator must make the same calls in the same order, with equal lengths, types, operators and roots",
+            finished.bytes
+        );
+        Some(Fail::new(Class::NotSame, text))
+    }
+}
+
 /// Steps, and the position of the next one.
 pub struct Schedule {
     comm: Arc<Comm>,
@@ -74,7 +101,9 @@ pub struct Schedule {
     tag: i32,
     steps: Vec<Step>,
     at: usize,
-    waiting: Vec<Arc<Completion>>,
+    waiting: Vec<Message>,
+    /// The reason why the schedule ends early.
+    failure: Option<Fail>,
     kept: Vec<Box<[u8]>>,
     staged: Vec<Staging>,
 }
@@ -105,6 +134,7 @@ impl Schedule {
             steps: Vec::new(),
             at: 0,
             waiting: Vec::new(),
+            failure: None,
             kept: Vec::new(),
             staged: Vec::new(),
         }
@@ -186,26 +216,84 @@ impl Schedule {
     pub fn rewind(&mut self) {
         self.at = 0;
         self.waiting.clear();
+        self.failure = None;
     }
 
     /// Advances as far as possible without waiting. Returns the outcome once the schedule has ended.
     fn advance(&mut self) -> Option<Outcome> {
         loop {
-            if !self.waiting.iter().all(|message| message.is_done()) {
+            if self.failure.is_none()
+                && let Some(why) = self.waiting.iter().find_map(Message::failure)
+            {
+                self.abandon(why);
+            }
+            if !self.waiting.iter().all(|message| message.done.is_done()) {
                 return None;
             }
-            for message in std::mem::take(&mut self.waiting) {
-                if let Some(error) = message.get().and_then(|finished| finished.error.clone()) {
-                    return Some(Err(error));
-                }
+            self.waiting.clear();
+            if let Some(why) = self.failure.take() {
+                return Some(Err(why));
             }
             if self.at == self.steps.len() {
                 return Some(Ok(()));
             }
-            if let Err(error) = self.batch() {
-                return Some(Err(error));
+            if let Err(why) = self.batch() {
+                self.abandon(why);
             }
         }
+    }
+
+    /// Leaves out the steps that are left, and tells the other ranks.
+    fn abandon(&mut self, why: Fail) {
+        let steps = std::mem::replace(&mut self.at, self.steps.len())..;
+        if let (false, Ok(mut net)) = (why.is_loss(), net::net()) {
+            for message in self.waiting.iter().filter(|message| !message.done.is_done()) {
+                net.cancel(&message.done, &why);
+                if let (true, Some((source, _))) = (message.done.is_done(), message.from) {
+                    self.drop_next(&mut net, source);
+                }
+            }
+            for step in &self.steps[steps] {
+                if let Step::Recv(from, _) = step {
+                    self.drop_next(&mut net, self.comm.members[*from as usize]);
+                }
+            }
+            self.others().for_each(|other| self.send_nothing(&mut net, other));
+        }
+        self.failure = Some(why);
+    }
+
+    /// Tells the other ranks that this rank does not take part, since its arguments are wrong.
+    pub fn refuse(&self, why: &Fail) {
+        if let (false, Ok(mut net)) = (why.is_loss(), net::net()) {
+            for other in self.others() {
+                self.send_nothing(&mut net, other);
+                self.drop_next(&mut net, other);
+            }
+        }
+    }
+
+    /// Returns the world ranks of the other members.
+    fn others(&self) -> impl Iterator<Item = u32> {
+        let own = self.comm.members[self.comm.rank as usize];
+        self.comm.members.iter().copied().filter(move |member| *member != own)
+    }
+
+    /// Sends a message that fails its receive, unless the receiver expects an empty one.
+    fn send_nothing(&self, net: &mut net::Net, to: u32) {
+        net.send(to, self.context, self.tag, Source::Kept(Vec::new()), false, &Completion::new());
+    }
+
+    /// Receives a message that is of no use, so that its send ends.
+    fn drop_next(&self, net: &mut net::Net, source: u32) {
+        let sink = Sink::Flat { ptr: std::ptr::NonNull::dangling().as_ptr(), room: 0 };
+        let (source, tag, done) = (Some(source), Some(self.tag), Completion::new());
+        net.recv(self.context, Recv { source, tag, sink, done });
+    }
+
+    /// Takes the messages that are under way.
+    fn take_messages(&mut self) -> Vec<Arc<Completion>> {
+        std::mem::take(&mut self.waiting).into_iter().map(|message| message.done).collect()
     }
 
     /// Runs steps up to the next fence. It stops before an action while messages before that action are incomplete.
@@ -229,7 +317,7 @@ impl Schedule {
                         false,
                         &done,
                     );
-                    self.waiting.push(done);
+                    self.waiting.push(Message { done, from: None });
                 }
                 Step::Recv(from, into) => {
                     let done = Completion::new();
@@ -239,7 +327,7 @@ impl Schedule {
                         self.context,
                         Recv { source, tag: Some(self.tag), sink, done: Arc::clone(&done) },
                     );
-                    self.waiting.push(done);
+                    self.waiting.push(Message { done, from: source.map(|source| (source, into.len)) });
                 }
             }
             self.at += 1;
@@ -312,7 +400,7 @@ impl Started {
         }
         change_active(|active| active.retain(|other| !Arc::ptr_eq(other, self)));
         *self.done.lock().unwrap_or_else(PoisonError::into_inner) = Some(Err(why.clone()));
-        std::mem::take(&mut schedule.waiting)
+        schedule.take_messages()
     }
 
     /// Advances an active schedule. Returns whether this call has ended it.
@@ -363,6 +451,6 @@ pub fn complete(mut schedule: Schedule) -> Outcome {
         outcome = schedule.advance();
         outcome.is_some()
     })
-    .inspect_err(|why| net::forsake(&schedule.waiting, why))?;
-    outcome.unwrap_or_else(|| Err(Fail::new(crate::error::Class::Intern, "a collective has no end")))
+    .inspect_err(|why| net::forsake(&schedule.take_messages(), why))?;
+    outcome.unwrap_or_else(|| fail(Class::Intern, "a collective has no end"))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kolo::Collective;
 
-use super::buffers::{Buffer, aliased, apart, not_in_place, one_run};
+use super::buffers::{Buffer, aliased, apart, one_run};
 use super::packed::Packed;
 use super::schedule::{Memory, Schedule};
 use super::{How, algorithms, fast, go, inter, is_in_place, root};
@@ -74,12 +74,10 @@ pub(super) unsafe fn listed(
     of: c_int,
     ranks: usize,
 ) -> Outcome<Vec<Buffer>> {
-    let one = Buffer::new(at, 0, of)?;
     // SAFETY: the caller's promise.
     let (counts, places) = unsafe { (counts.list(ranks)?, places.list(ranks)?) };
-    if counts.iter().any(|count| *count > 0) {
-        not_in_place(at)?;
-    }
+    let has_data = counts.iter().any(|count| *count > 0);
+    let one = Buffer::new(at, has_data.into(), of)?;
     counts
         .iter()
         .zip(places)
@@ -114,9 +112,20 @@ fn arrived(s: &mut Schedule, blocks: &[Buffer], memories: &[Memory]) {
     blocks.iter().zip(memories).for_each(|(block, memory)| block.arrived(s, *memory));
 }
 
+/// Checks that a rank sends as many bytes to itself as it receives from itself.
+fn same_bytes(out: Option<&Buffer>, into: Option<&Buffer>) -> Outcome {
+    match (out.map(Buffer::bytes), into.map(Buffer::bytes)) {
+        (Some(out), Some(into)) if out != into => {
+            fail(Class::Count, format!("a rank sends {out} bytes to itself but receives {into}"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Gathers at a root. Only the root has `parts`. `own` is `None` if the root's data is already in place.
 fn gather_to(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer], to: u32) -> Outcome {
     go(how, comm, |s| {
+        same_bytes(own, parts.get(to as usize))?;
         let mut into = sinks(s, parts);
         let data = match own {
             Some(own) => own.source(s),
@@ -162,15 +171,10 @@ pub unsafe fn gather(
     let parts = if is_root { blocks(&recv, recv.count, comm.size()) } else { Vec::new() };
     apart(&own, &parts)?;
     let bytes = own.as_ref().map_or(recv.bytes(), Buffer::bytes);
-    if is_root && bytes != recv.bytes() {
-        return fail(
-            Class::Count,
-            format!("the root sends {bytes} bytes to itself but receives {}", recv.bytes()),
-        );
-    }
     if how != How::Blocking || comm.size() == 1 {
         return gather_to(how, &comm, own.as_ref(), &parts, to);
     }
+    same_bytes(own.as_ref(), is_root.then_some(&recv))?;
     let all = recv.of_count(recv.count * comm.size() as usize);
     let mut output = Packed::of(&all, false);
     let place = if is_root { output.memory() } else { fast::NOTHING };
@@ -227,6 +231,7 @@ pub unsafe fn gatherv(
 
 fn scatter_from(how: How, comm: &Arc<Comm>, parts: &[Buffer], own: Option<&Buffer>, from: u32) -> Outcome {
     go(how, comm, |s| {
+        same_bytes(parts.get(from as usize), own)?;
         let out = sources(s, parts);
         let into = match own {
             Some(own) => own.sink(s),
@@ -266,15 +271,10 @@ pub unsafe fn scatter(
     let parts = if is_root { blocks(&send, send.count, comm.size()) } else { Vec::new() };
     apart(&parts, &own)?;
     let bytes = own.as_ref().map_or(send.bytes(), Buffer::bytes);
-    if is_root && bytes != send.bytes() {
-        return fail(
-            Class::Count,
-            format!("the root sends {} bytes to itself but receives {bytes}", send.bytes()),
-        );
-    }
     if how != How::Blocking || comm.size() == 1 {
         return scatter_from(how, &comm, &parts, own.as_ref(), from);
     }
+    same_bytes(is_root.then_some(&send), own.as_ref())?;
     let all = send.of_count(send.count * comm.size() as usize);
     let mut input = Packed::of(&all, true);
     let data = if is_root { input.memory() } else { fast::NOTHING };
@@ -327,6 +327,7 @@ pub unsafe fn scatterv(
 fn gather_all(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer]) -> Outcome {
     let rank = comm.rank as usize;
     go(how, comm, |s| {
+        same_bytes(own, parts.get(rank))?;
         let mut into = sinks(s, parts);
         match own {
             Some(own) => {
@@ -373,15 +374,10 @@ pub unsafe fn allgather(
     let own = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
     let bytes = recv.bytes();
     apart(&own, [&recv, &recv.moved(i64::from(comm.rank) * recv.count as i64 * recv.of.extent)])?;
-    if own.as_ref().is_some_and(|own| own.bytes() != bytes) {
-        return fail(
-            Class::Count,
-            format!("a rank does not send the {bytes} bytes that it receives from each rank"),
-        );
-    }
     if how != How::Blocking || comm.size() == 1 {
         return gather_all(how, &comm, own.as_ref(), &blocks(&recv, recv.count, comm.size()));
     }
+    same_bytes(own.as_ref(), Some(&recv))?;
     let all = recv.of_count(recv.count * comm.size() as usize);
     let mut output = Packed::of(&all, own.is_none());
     let place = output.memory();
@@ -420,13 +416,8 @@ pub unsafe fn allgatherv(
     }
     let rank = comm.rank as usize;
     let bytes: Vec<usize> = parts.iter().map(Buffer::bytes).collect();
+    same_bytes(own.as_ref(), parts.get(rank))?;
     let mine = own.as_ref().unwrap_or(&parts[rank]);
-    if mine.bytes() != bytes[rank] {
-        return fail(
-            Class::Count,
-            format!("a rank sends {} bytes to itself but receives {}", mine.bytes(), bytes[rank]),
-        );
-    }
     // In place, the rank's own part lies in the output, and Kolo takes buffers that lie apart.
     let mut input = if own.is_some() { Packed::of(mine, true) } else { Packed::copy_of(mine) };
     if let Some(output) = one_run(&parts) {
@@ -446,7 +437,9 @@ pub unsafe fn allgatherv(
 /// Sends a block to each rank and receives one from each.
 fn exchange(how: How, comm: &Arc<Comm>, out: Option<&[Buffer]>, into: &[Buffer]) -> Outcome {
     apart(out.unwrap_or_default(), into)?;
+    let rank = comm.rank as usize;
     go(how, comm, |s| {
+        same_bytes(out.and_then(|out| out.get(rank)), into.get(rank))?;
         let data = match out {
             Some(out) => sources(s, out),
             None => copies(s, into),
@@ -490,16 +483,11 @@ pub unsafe fn alltoall(
     let send = if is_in_place(sendbuf) { None } else { Some(Buffer::new(sendbuf, sendcount, sendtype)?) };
     let bytes = recv.bytes();
     apart(&send, [&recv])?;
-    if send.as_ref().is_some_and(|send| send.bytes() != bytes) {
-        return fail(
-            Class::Count,
-            format!("a rank does not send the {bytes} bytes that it receives from each rank"),
-        );
-    }
     if how != How::Blocking || ranks == 1 {
         let out = send.map(|send| blocks(&send, send.count, comm.size()));
         return exchange(how, &comm, out.as_deref(), &blocks(&recv, recv.count, comm.size()));
     }
+    same_bytes(send.as_ref(), Some(&recv))?;
     let all = recv.of_count(recv.count * ranks);
     let mut output = Packed::of(&all, send.is_none());
     let place = output.memory();

@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError};
 use super::Comm;
 use crate::constants::*;
 use crate::error::{self, Outcome};
+use crate::flavor;
 use crate::hints;
 use crate::info::Pairs;
 
@@ -16,11 +17,11 @@ pub(crate) fn predefined_attribute(_: &Arc<Comm>, keyval: c_int) -> Outcome<Opti
     static VALUES: [AtomicI32; 6] = [const { AtomicI32::new(0) }; 6];
     let (at, value) = match keyval {
         TAG_UB => (0, TAG_MAX),
-        IO => (1, ANY_SOURCE),
-        HOST => (2, PROC_NULL),
+        IO => (1, flavor::rank_out(ANY_SOURCE)),
+        HOST => (2, flavor::rank_out(PROC_NULL)),
         WTIME_IS_GLOBAL => (3, 0),
         APPNUM => (4, 0),
-        LASTUSEDCODE => (5, crate::flavor::code_out(error::last_used())),
+        LASTUSEDCODE => (5, flavor::code_out(error::last_used())),
         UNIVERSE_SIZE => return Ok(Some(None)),
         _ => return Ok(None),
     };

@@ -100,6 +100,12 @@ pub unsafe fn comm_agree(comm: c_int, flag: *mut c_int) -> Outcome {
         agreed = answer.flags as u32 as c_int;
         let took_part: Vec<u32> = answer.ranks.iter().map(|rank| alive[*rank as usize]).collect();
         others = comm.members.iter().filter(|rank| !took_part.contains(rank)).copied().collect();
+        // The transports may not have noticed these losses yet, but the program may acknowledge what this call reports.
+        let mut net = net::net()?;
+        let noticed = net.lost();
+        for rank in others.iter().filter(|rank| !noticed.contains(rank)) {
+            net.abandon(*rank, &format!("rank {rank} of the world took no part in MPIX_Comm_agree"));
+        }
     }
     // SAFETY: as above.
     unsafe { put(flag, agreed)? };

@@ -203,7 +203,9 @@ unsafe fn received(awaited: Option<Awaited>, comm: &Comm, status: *mut Status) -
         unsafe { set(status, FROM_NOBODY) };
         return Ok(());
     };
-    if let Awaited::Over(finished) = &awaited {
+    if let Awaited::Over(finished) = &awaited
+        && finished.error.is_none()
+    {
         // SAFETY: the caller's promise.
         unsafe { set(status, request::received(finished, comm)) };
         return Ok(());

@@ -47,13 +47,8 @@ pub unsafe fn probe(source: c_int, tag: c_int, comm: c_int, status: *mut Status)
     let mut found = FROM_NOBODY;
     if let Some((source, tag)) = wanted {
         let context = comm.context(0);
-        net::wait_until(|| match net::net().ok().and_then(|net| net.probe(context, source, tag)) {
-            Some(message) => {
-                found = status_of(message, &comm);
-                true
-            }
-            None => false,
-        })?;
+        let message = net::wait_to_find((context, source, tag), |net| net.probe(context, source, tag))?;
+        found = status_of(message, &comm);
     }
     // SAFETY: the caller's promise.
     unsafe { set(status, found) };
@@ -114,12 +109,8 @@ pub unsafe fn mprobe(
             set(status, FROM_NOBODY);
             return put(message, MESSAGE_NO_PROC);
         };
-        let (context, mut taken) = (comm.context(0), None);
-        net::wait_until(|| {
-            taken = net::net().ok().and_then(|mut net| net.claim(context, source, tag));
-            taken.is_some()
-        })?;
-        let Some(taken) = taken else { return fail(Class::Intern, "a message is gone") };
+        let context = comm.context(0);
+        let taken = net::wait_to_find((context, source, tag), |net| net.claim(context, source, tag))?;
         claimed(comm, taken, message, status)
     }
 }

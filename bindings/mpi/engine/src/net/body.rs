@@ -153,6 +153,16 @@ impl Sink {
         }
     }
 
+    /// Returns whether a message of so many bytes ends within a value of elements with gaps. The types of flat memory are not known here.
+    pub(super) fn ends_within_value(&self, bytes: usize) -> bool {
+        match self {
+            Self::Flat { .. } => false,
+            Self::Typed(elements) => {
+                bytes < elements.bytes() && elements.of.values_in(bytes as i64).is_none()
+            }
+        }
+    }
+
     /// Returns whether the memory is one run of bytes.
     pub(super) const fn is_flat(&self) -> bool {
         matches!(self, Self::Flat { .. })

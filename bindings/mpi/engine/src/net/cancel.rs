@@ -20,7 +20,7 @@ impl Net {
     }
 
     /// Fails an operation, whatever it is, that has no match yet.
-    pub(super) fn cancel(&mut self, done: &Arc<Completion>, why: &Fail) {
+    pub(crate) fn cancel(&mut self, done: &Arc<Completion>, why: &Fail) {
         if self.boxes.values_mut().any(|mailbox| mailbox.remove_posted(done)) {
             return self.finish(done, Finished::failed(0, 0, why.clone()));
         }

@@ -19,7 +19,7 @@ use kolo_transport::{Channel, Fits, Posted, Short, Token};
 use super::body::{Completion, Finished, Recv, Sink};
 use super::source::Source;
 use super::wire::{EAGER_BYTES, HEADS, Head, Op, TAG_BITS, WHOLE, broken, envelope, tag_of};
-use super::{Net, PENDING};
+use super::{Net, PENDING, matching};
 use crate::error::{Class, Fail, Outcome, fail};
 
 /// A receive for which a thread waits.
@@ -125,7 +125,9 @@ impl Net {
         self.fitting[sought.source as usize] = bytes == sought.sink.room();
         self.counters.received += 1;
         self.counters.received_bytes += bytes as u64;
-        Finished { source: sought.source, tag: tag_of(envelope), bytes, ..Finished::sent() }
+        let (source, tag) = (sought.source, tag_of(envelope));
+        let error = matching::misfit(&sought.sink, source, tag, bytes);
+        Finished { source, tag, bytes, error, ..Finished::sent() }
     }
 
     /// Posts a receive whose message is not a short one that fits, at the transport or in its mailbox.

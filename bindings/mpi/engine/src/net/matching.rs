@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::body::{Completion, Finished, Recv};
+use super::body::{Completion, Finished, Recv, Sink};
 use super::{Net, PENDING, wire};
 use crate::error::{Class, Fail};
 
@@ -39,6 +39,9 @@ impl Body {
         }
     }
 }
+
+/// The context, the source and the tag of a message for which a probe waits; `None` for any.
+pub type Wanted = (u32, Option<u32>, Option<i32>);
 
 /// A message that a probe has found.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +122,21 @@ impl Mailbox {
     }
 }
 
+/// Returns why a message of so many bytes does not fit a receive.
+#[inline]
+pub(super) fn misfit(sink: &Sink, source: u32, tag: i32, bytes: usize) -> Option<Fail> {
+    let room = sink.room();
+    let message = || format!("{bytes} bytes from rank {source} of the world with tag {tag}");
+    if bytes > room {
+        Some(Fail::new(Class::Truncate, format!("{}, but room for only {room}", message())))
+    } else if sink.ends_within_value(bytes) {
+        let text = format!("{} end within a value of the receive's type", message());
+        Some(Fail::new(Class::Type, text))
+    } else {
+        None
+    }
+}
+
 impl Net {
     /// Posts a receive.
     pub fn recv(&mut self, context: u32, recv: Recv) {
@@ -176,13 +194,7 @@ impl Net {
         self.fitting[source as usize] = bytes == room;
         self.counters.received += 1;
         self.counters.received_bytes += bytes as u64;
-        let error = (bytes > room).then(|| {
-            let text = format!(
-                "{bytes} bytes from rank {source} of the world with tag {tag}, but room for only \
-                         {room}"
-            );
-            Fail::new(Class::Truncate, text)
-        });
+        let error = misfit(&recv.sink, source, tag, bytes);
         let finished = Finished { source, tag, bytes: bytes.min(room), error, cancelled: false };
         self.finish(&recv.done, finished);
     }

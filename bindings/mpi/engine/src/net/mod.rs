@@ -26,10 +26,12 @@ pub use body::{Completion, Elements, Finished, Recv, Sink};
 pub use direct::Awaited;
 pub(crate) use links::close;
 pub use links::open;
-pub use matching::{Claimed, Found};
+pub use matching::{Claimed, Found, Wanted};
 pub use servant::{Absence, expect_threads, serve_windows};
 pub use source::Source;
-pub use wait::{forsake, look, poll_once, sleeps, wait_for, wait_for_receive, wait_until, wait_until_all};
+pub use wait::{
+    forsake, look, poll_once, sleeps, wait_for, wait_for_receive, wait_to_find, wait_until, wait_until_all,
+};
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -78,6 +80,8 @@ pub struct Net {
     /// For each lost rank, the reason.
     lost: Vec<Option<Box<str>>>,
     boxes: HashMap<u32, Mailbox, BuildHasherDefault<Plain>>,
+    /// The messages for which probes wait.
+    probed: Vec<Wanted>,
     #[allow(clippy::vec_box, reason = "a slot stays where it is while a transport has it")]
     slots: Vec<Box<Slot>>,
     free: Vec<u32>,
@@ -136,6 +140,7 @@ impl Net {
             lost: via.iter().map(|_| None).collect(),
             via,
             boxes: HashMap::default(),
+            probed: Vec::new(),
             slots: Vec::new(),
             free: Vec::new(),
             parked: HashMap::new(),

@@ -29,6 +29,7 @@ impl Net {
         for (context, mailbox) in self.ordered() {
             awaited.extend(mailbox.posted.iter().map(|recv| incoming(context, recv.source, recv.tag)));
         }
+        awaited.extend(self.probed.iter().map(|(context, source, tag)| incoming(*context, *source, *tag)));
         for slot in &self.slots {
             match &slot.op {
                 Op::Direct(Direct::Out { source, context, tag, .. }) => {
@@ -56,7 +57,10 @@ impl Net {
 
     /// Returns the program's messages that no receive has matched.
     fn strays(&self) -> Vec<String> {
-        let waits = |context: u32| self.boxes.get(&context).is_some_and(|mailbox| !mailbox.posted.is_empty());
+        let waits = |context: u32| {
+            let has_posted = self.boxes.get(&context).is_some_and(|mailbox| !mailbox.posted.is_empty());
+            has_posted || self.probed.iter().any(|(probed, ..)| *probed == context)
+        };
         let ours: Vec<_> = self.ordered().into_iter().filter(|(context, _)| context & USE == 0).collect();
         let is_elsewhere = |context| ours.iter().any(|(other, _)| waits(*other)) && !waits(context);
         let mut strays = Vec::new();

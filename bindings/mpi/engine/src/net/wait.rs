@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use kolo::internal::wait::{Contention, Next, Pacer, Policy, spin, yield_now};
 
-use super::{Awaited, Completion, Finished, Net, net, rest, servant};
+use super::{Awaited, Completion, Finished, Net, Wanted, net, rest, servant};
 use crate::collective::schedule;
-use crate::error::{Class, Fail, Outcome};
+use crate::error::{Class, Fail, Outcome, fail};
 use crate::world;
 
 thread_local! {
@@ -126,6 +126,29 @@ pub fn wait_until_all(mut ready: impl FnMut() -> bool) -> Outcome {
         (moved, ready().then_some(()))
     };
     drive(&mut (), step, |(), _| ())
+}
+
+/// Advances messages until `look` finds the message for which a probe waits.
+///
+/// # Errors
+/// If the job has failed meanwhile.
+pub fn wait_to_find<T>(wanted: Wanted, mut look: impl FnMut(&mut Net) -> Option<T>) -> Outcome<T> {
+    if let Some(found) = look(&mut *net()?) {
+        return Ok(found);
+    }
+    net()?.probed.push(wanted);
+    let mut found = None;
+    let outcome = wait_until(|| {
+        found = net().ok().and_then(|mut net| look(&mut net));
+        found.is_some()
+    });
+    if let Ok(mut net) = net()
+        && let Some(at) = net.probed.iter().position(|other| *other == wanted)
+    {
+        net.probed.swap_remove(at);
+    }
+    outcome?;
+    found.map_or_else(|| fail(Class::Intern, "a message is gone"), Ok)
 }
 
 /// Advances messages until a receive is complete.
