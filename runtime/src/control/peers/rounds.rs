@@ -29,7 +29,7 @@ struct Round {
     agreement: Agreement,
     /// Where to send the result if the program has called and waits.
     reply: Option<Reply>,
-    /// Whether the program has been told how it ended.
+    /// Whether the program has been told how it ended, or will not ask.
     is_told: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Rounds {
     order: VecDeque<RoundKey>,
     /// Number of the last decided agreement of each communicator, also of those whose decisions are forgotten.
     last: BTreeMap<u64, u64>,
-    /// Number of communicators from which on [`Rounds::forget_closed`] looks for closed ones.
+    /// Number of entries from which on [`Rounds::forget_closed`] looks for those of closed communicators.
     sweep_from: usize,
     /// Agreements that may have messages to send.
     touched: BTreeSet<RoundKey>,
@@ -93,7 +93,7 @@ impl Rounds {
             over: BTreeMap::new(),
             order: VecDeque::new(),
             last: BTreeMap::new(),
-            sweep_from: MAX_REMEMBERED,
+            sweep_from: 2 * MAX_REMEMBERED,
             touched: BTreeSet::new(),
             ends: Vec::new(),
             left_behind: BTreeMap::new(),
@@ -168,21 +168,9 @@ impl Rounds {
         Some(round)
     }
 
-    /// Keeps a decided round, and drops the oldest one if there are too many, if possible not the last one of its
-    /// communicator: a member that has not heard of a decision has not voted in the next one. Rounds that were decided
-    /// on behalf of a late program stay, because it will ask how they ended, once for each call that it has missed.
+    /// Keeps a decided round.
     fn keep(&mut self, key: RoundKey) {
-        if self.over.len() >= MAX_REMEMBERED {
-            let may_go = |key: &RoundKey| {
-                let round = &self.over[key];
-                round.is_told || !round.agreement.has_voted_by_proxy()
-            };
-            let is_last = |key: &RoundKey| self.last.get(&key.communicator) == Some(&key.number);
-            let oldest = self.order.iter().position(|key| may_go(key) && !is_last(key));
-            if let Some(at) = oldest.or_else(|| self.order.iter().position(may_go)) {
-                self.order.remove(at).map(|key| self.over.remove(&key));
-            }
-        }
+        self.make_room();
         if let Some(round) = self.rounds.remove(&key) {
             self.over.insert(key, round);
             self.order.push_back(key);
@@ -191,12 +179,40 @@ impl Rounds {
         }
     }
 
-    /// Forgets the last agreements of communicators that are not open any more: nobody opens an agreement there.
-    pub(super) fn forget_closed(&mut self, is_open: impl Fn(u64) -> bool) {
-        if self.last.len() >= self.sweep_from {
-            self.last.retain(|communicator, _| is_open(*communicator));
-            self.sweep_from = MAX_REMEMBERED.max(2 * self.last.len());
+    /// Drops the oldest decided rounds if there are too many, if possible not the last one of a communicator: a member
+    /// that has not heard of a decision has not voted in the next one. Rounds that were decided on behalf of a late
+    /// program stay, because it will ask how they ended, once for each call that it has missed.
+    fn make_room(&mut self) {
+        while self.over.len() >= MAX_REMEMBERED {
+            let may_go = |key: &RoundKey| {
+                let round = &self.over[key];
+                round.is_told || !round.agreement.has_voted_by_proxy()
+            };
+            let is_last = |key: &RoundKey| self.last.get(&key.communicator) == Some(&key.number);
+            let oldest = self.order.iter().position(|key| may_go(key) && !is_last(key));
+            let oldest = oldest.or_else(|| self.order.iter().position(may_go));
+            let Some(key) = oldest.and_then(|at| self.order.remove(at)) else { return };
+            self.over.remove(&key);
         }
+    }
+
+    /// Forgets the agreements of communicators that are not open any more, once there are many. Nobody opens an agreement
+    /// there, takes part in one that is open, or will ask how one has ended.
+    pub(super) fn forget_closed(&mut self, is_open: impl Fn(u64) -> bool) {
+        if self.entries() < self.sweep_from {
+            return;
+        }
+        self.last.retain(|communicator, _| is_open(*communicator));
+        self.rounds.retain(|key, round| round.reply.is_some() || is_open(key.communicator));
+        for (key, round) in &mut self.over {
+            round.is_told |= !is_open(key.communicator);
+        }
+        self.make_room();
+        self.sweep_from = 2 * MAX_REMEMBERED.max(self.entries());
+    }
+
+    fn entries(&self) -> usize {
+        self.last.len() + self.rounds.len() + self.over.len()
     }
 
     pub(super) fn vote(

@@ -99,6 +99,38 @@ fn nobody_decides_again_in_an_open_communicator() {
     assert!(all[0].take_messages().is_empty() && all[0].rounds.is_empty());
 }
 
+/// Member 0 answers for its program, which never calls: it drops each communicator instead.
+#[test]
+fn agreements_of_closed_communicators_do_not_stay() {
+    let (members, none): (Arc<[u32]>, _) = ([0, 1].into(), BTreeSet::new());
+    let mut all = [0, 1].map(|me| Rounds::new(me, Instant::now()));
+    let of = |communicator| RoundKey { communicator, number: 0 };
+    for communicator in 0..4 * MAX_REMEMBERED as u64 {
+        let outcome = vote_in(&mut all[1], of(communicator), &members, 1);
+        // One half is decided by proxy, and the other stays open.
+        if communicator % 2 == 0 {
+            all[1].wait_no_longer(of(communicator));
+        }
+        for _ in 0..4 {
+            for me in [1, 0] {
+                for (to, key, message) in all[me].take_messages() {
+                    all[to as usize].receive(me as u32, key, message, Some(members.clone()), &none);
+                }
+            }
+        }
+        all[1].reply();
+        assert_eq!(outcome.try_recv().is_ok(), communicator % 2 == 0);
+        all[0].forget_closed(|_| false);
+    }
+    assert!(all[0].entries() <= 2 * MAX_REMEMBERED, "{} entries", all[0].entries());
+    assert!(all[0].order.len() == all[0].over.len() && !all[0].over.is_empty());
+    // A program that waits is told.
+    let outcome = vote_in(&mut all[0], KEY, &members, 1);
+    all[0].sweep_from = 0;
+    all[0].forget_closed(|_| false);
+    assert!(all[0].rounds.contains_key(&KEY), "{outcome:?}");
+}
+
 /// Member 0 answers for its program, which has not called. It alone would know that member 1 is not late.
 #[test]
 fn a_member_that_gives_up_names_the_one_that_collects_the_votes() {
