@@ -344,7 +344,7 @@ impl Rounds {
         waiting.filter_map(|round| round.agreement.next_wakeup()).min().map(|due| self.started + due)
     }
 
-    pub(super) fn tick(&mut self, _now: Instant) {
+    pub(super) fn tick(&mut self) {
         let now = self.clock();
         let waiting = self.rounds.iter_mut().filter(|(_, round)| round.is_at_work());
         for (key, round) in waiting {
