@@ -19,10 +19,11 @@ use super::bind::{self, Bind};
 use super::guardian::Lifeline;
 use super::hosts::Host;
 use super::job::{Input, Job, Prefix, Rank};
+use super::newcomers::{Bounds, Newcomers};
 use super::orders::Orders;
 use super::output::Destinations;
 use super::paths;
-use super::{Bounds, Newcomers, Position, Rendezvous, RunArgs, bounds, private_directory};
+use super::{Position, Rendezvous, RunArgs, bounds, private_directory};
 use crate::error::{CliError, Result};
 
 /// Version of the assignment's format, which must be the same at both ends.

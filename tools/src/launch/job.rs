@@ -22,15 +22,15 @@ use std::process::{Child, ChildStdin, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Rlimit, Signal, kill_process_group};
 use rustix::thread::CpuSet;
 use signal_hook::consts::{SIGCHLD, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
-use signal_hook::low_level::signal_name;
 
 use super::guardian::{self, Lifeline};
 use super::orders::{self, Orders};
 use super::output::{Destinations, Outputs, Readers};
+use super::process::{describe, ended, exit_code};
 use super::{process, processes};
 use crate::error::{CliError, EXIT_NO_READER, Result};
 
@@ -551,42 +551,6 @@ impl Member {
         if let Some(lifeline) = &mut self.lifeline {
             let _ = lifeline.write_all(orders::pass_on(signal).as_bytes());
         }
-    }
-}
-
-/// Returns how a child has ended, if it has, without reaping it.
-fn ended(child: &Child) -> Option<ExitStatus> {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    let status = waitid(WaitId::Pid(Pid::from_child(child)), options).ok()??;
-    let core = if status.dumped() { 0x80 } else { 0 };
-    // In the format of wait(2).
-    let raw = match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => (code & 0xff) << 8,
-        (None, signal) => signal.unwrap_or(0) | core,
-    };
-    Some(ExitStatus::from_raw(raw))
-}
-
-/// Describes how a process ended, for people.
-fn describe(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("ended with exit code {code}"),
-        (None, Some(signal)) => {
-            let name = signal_name(signal).map_or(String::new(), |name| format!(" ({name})"));
-            let core = if status.core_dumped() { ", core dumped" } else { "" };
-            let hint = if signal == 9 { "; the kernel does that when memory runs out" } else { "" };
-            format!("was killed by signal {signal}{name}{core}{hint}")
-        }
-        (None, None) => "ended in an unknown way".into(),
-    }
-}
-
-/// Returns the exit code that a shell would report.
-fn exit_code(status: ExitStatus) -> u8 {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => code as u8,
-        (None, Some(signal)) => (128 + signal) as u8,
-        (None, None) => 1,
     }
 }
 
