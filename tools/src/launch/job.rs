@@ -20,6 +20,7 @@ use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Rlimit, Signal, kill_process_group};
@@ -209,9 +210,9 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
     let handle = signals.handle();
     if job.orders != Orders::None {
         let (sender, orders) = (sender.clone(), job.orders);
-        std::thread::spawn(move || orders::follow(orders, io::stdin().lock(), &sender));
+        start_thread("orders", move || orders::follow(orders, io::stdin().lock(), &sender))?;
     }
-    let forwarder = std::thread::spawn(move || forward_signals(&mut signals, &sender));
+    let forwarder = start_thread("signals", move || forward_signals(&mut signals, &sender))?;
     let mut supervisor = Supervisor {
         job,
         outputs,
@@ -234,6 +235,11 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
     handle.close();
     let _ = forwarder.join();
     outcome
+}
+
+fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let started = thread::Builder::new().name(name.to_owned()).spawn(work);
+    started.map_err(|error| CliError::system("a thread of the launcher cannot be started", &error))
 }
 
 /// Whether an event asks a job that is over to end without its readers.
@@ -289,7 +295,12 @@ impl Supervisor<'_> {
 
     fn start_one(&mut self, at: usize, rank: &Rank, times: u32) -> io::Result<()> {
         let mut child = process::spawn(self.job, rank, self.open_files)?;
-        self.readers.attach(self.job.prefix, rank.rank, &mut child, self.outputs);
+        if let Err(error) = self.readers.attach(self.job.prefix, rank.rank, &mut child, self.outputs) {
+            // Nobody would read its outputs.
+            let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+            let _ = child.wait();
+            return Err(error);
+        }
         let mut lifeline = child.stdin.take();
         if let (Some(pipe), Input::Lifeline(first)) = (&mut lifeline, &rank.input) {
             // The bytes fit into the pipe. If the agent has already ended, its end is an event.
