@@ -377,6 +377,7 @@ fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> R
     let newcomers = Newcomers {
         bounds,
         numbers: ranks..most + args.spares,
+        bind: (args.bind, ranks as usize),
         environment: Vec::new(),
         restarts: args.restarts,
         in_its_slot: most == ranks && args.spares == 0,
@@ -403,7 +404,7 @@ fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
         CliError::usage("no program was given", "Put it after --, for example: kolo run -n 4 -- ./train")
     })?;
     let ranks = (0..local_of)
-        .zip(bind::places(args.bind, local_of as usize))
+        .zip(bind::places(args.bind, local_of as usize, 0))
         .map(|(local, cpus)| {
             let rank = args.node_rank * local_of + local;
             let position = Position { rank, of, local, local_of, node: args.node_rank };
@@ -499,7 +500,8 @@ mod tests {
     #[test]
     fn newcomers_and_those_started_again_find_the_invitation() {
         let elastic = |text: &str, spares| {
-            let args = RunArgs { elastic: Some(text.to_owned()), spares, ..args(2, 1, 0, None) };
+            let args =
+                RunArgs { elastic: Some(text.to_owned()), spares, bind: Bind::Core, ..args(2, 1, 0, None) };
             let (rendezvous, directory) = rendezvous(&args, None).unwrap();
             let mut job = job(&args, &rendezvous).unwrap();
             make_elastic(&mut job, &args, directory.as_ref()).unwrap();
@@ -507,6 +509,7 @@ mod tests {
         };
         let job = elastic("1:3", 2);
         assert_eq!((job.ranks.len(), job.least), (5, Some(1)));
+        assert!(job.ranks.iter().all(|rank| rank.cpus.is_some()), "newcomers are bound, too");
         assert_eq!(variable(&job, 0, "KOLO_ELASTIC"), "1:3");
         assert!(variable(&job, 0, "KOLO_JOIN").is_empty() && !variable(&job, 1, "RANK").is_empty());
         let path = variable(&job, 0, "KOLO_INVITE");
