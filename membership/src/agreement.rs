@@ -185,12 +185,6 @@ impl Agreement {
         State::Open { late, silent }
     }
 
-    /// Returns the members that have ended, as far as this member knows.
-    #[must_use]
-    pub const fn known_gone(&self) -> &Set {
-        &self.gone
-    }
-
     /// Returns the time at which [`Agreement::tick`] is due, or `None` if there is nothing to repeat.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Duration> {

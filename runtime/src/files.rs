@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Longest such file, in bytes: enough for a set of plans with the most steps allowed, twice over.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Longest wait for a text to be written. Only a file system that does not answer takes longer.
+/// Longest wait for a text to be written or removed. Only a file system that does not answer takes longer.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
 
 /// Texts to write next, by file. Each file that is here has a thread at work.
@@ -61,21 +61,43 @@ pub(crate) fn keep_secret(path: &Path, text: String, failed: impl Fn(&Error) + S
     if unwritten().insert(path.to_owned(), Some(text)).is_some() {
         return Ok(());
     }
-    let (done, written) = mpsc::channel::<()>();
     let file = path.to_owned();
     let write = move || {
-        let _done = done;
         while let Some(text) = next_text(&file) {
             if let Err(error) = replace_secret(&file, text.as_bytes()) {
                 failed(&error);
             }
         }
     };
-    std::thread::Builder::new().name("kolo-invite".to_owned()).spawn(write).inspect_err(|_| {
+    patiently(write).inspect_err(|_| {
         unwritten().remove(path);
-    })?;
+    })
+}
+
+/// Removes a file if it still has this text, on another thread, for which it waits a second at most: the file system
+/// may not answer.
+///
+/// # Errors
+/// The system's, if it refuses a thread.
+pub(crate) fn remove_own(path: &Path, text: Vec<u8>) -> Result<()> {
+    let file = path.to_owned();
+    patiently(move || {
+        if own_text_of(&file).is_ok_and(|found| found.as_bytes() == text) {
+            let _ = fs::remove_file(&file);
+        }
+    })
+}
+
+/// Works on a thread of its own, for which it waits a second at most.
+fn patiently(work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let (done, ended) = mpsc::channel::<()>();
+    let work = move || {
+        let _done = done;
+        work();
+    };
+    std::thread::Builder::new().name("kolo-files".to_owned()).spawn(work)?;
     // Nothing is ever sent here. The other end is dropped.
-    let _ = written.recv_timeout(WRITTEN_WITHIN);
+    let _ = ended.recv_timeout(WRITTEN_WITHIN);
     Ok(())
 }
 

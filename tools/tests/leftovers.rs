@@ -260,3 +260,14 @@ fn where_proc_is_of_another_namespace_it_is_not_believed() {
     assert!(output.status.success(), "{said}");
     assert!(said.contains("/proc belongs to another PID namespace"), "{said}");
 }
+
+/// Seven stacks fit into the address space, of which the launcher needs three, and each rank two.
+#[test]
+fn a_rank_for_which_there_is_no_thread_is_not_started() {
+    let mut command = command("/bin/sh");
+    let limited = format!("ulimit -v {}; exec {KOLO} run -n 16 --prefix -- sleep 100", 8 << 20);
+    let ended = command.args(["-c", &limited]).env("RUST_MIN_STACK", (1 << 30).to_string()).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(3), "{said}");
+    assert!(said.contains("could not be started") && !said.contains("panicked"), "{said}");
+}

@@ -29,7 +29,8 @@ const MAY_RETRY: u64 = 2;
 
 /// Attempts of the same ranks before they give up. A rank costs one attempt if it stops for longer than
 /// [`Config::silent_after`](crate::Config::silent_after) while the others wait for it, and resumes before they have
-/// agreed. A rank that stays away costs none: it is left out.
+/// agreed. A rank that stays away costs none: it is left out. A newcomer that makes the communicator and leaves costs
+/// one, because it may come again.
 pub(super) const REGROUP_ATTEMPTS: u32 = 3;
 
 impl Communicator {
@@ -191,6 +192,10 @@ impl Communicator {
                         rank = self.rank(),
                         "a rank was lost while the others were entering the new communicator"
                     );
+                    in_vain += 1;
+                    if in_vain == REGROUP_ATTEMPTS {
+                        return Err(self.gave_up(operation, began, coming, None, last));
+                    }
                 }
                 (Ok(met), made) => {
                     // Aborts it, so that no rank waits on a communicator that was never used.

@@ -10,9 +10,9 @@ use super::Communicator;
 use super::cluster::Cluster;
 use super::elastic::REGROUP_ATTEMPTS;
 use super::survivors::Survivors;
-use crate::communicator::regroup;
-use crate::config::Config;
-use crate::control::{ControlRuntime, Invitation, Purpose, Until};
+use crate::communicator::{join_admitted, patience, regroup, settings};
+use crate::config::{Config, Elastic};
+use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, Until};
 use crate::error::{AbortReason, Error, JoinFailure, Result};
 use crate::join::JoinSpec;
 use crate::types::ReduceOp;
@@ -157,6 +157,49 @@ fn members_that_never_meet_give_up_together() -> Result<()> {
     met.into_iter().try_for_each(|met| {
         assert_eq!(met?, (REGROUP_ATTEMPTS, 3.0), "the communicator is as it was");
         Ok(())
+    })
+}
+
+/// Joins, and drops the communicator as soon as it is made, this many times.
+fn come_and_leave(invitation: &Invitation, times: u32) -> Result<()> {
+    let (config, runtime) = (patient(), ControlRuntime::new()?);
+    let (spec, own) = (JoinSpec::local(1).remove(0), settings(&config)?);
+    let applicant = Applicant::new(invitation, spec, own, None, config.silent_after, runtime)?;
+    for _ in 0..times {
+        let mut offer = applicant.wait(&|| Ok(invitation.clone()), patience(&config), None)?;
+        join_admitted(&applicant, &mut offer, (&config, &Elastic::default())).and_then(Communicator::make)?;
+    }
+    Ok(())
+}
+
+/// A further attempt would be without the newcomer, and succeed.
+#[test]
+fn members_give_up_if_a_newcomer_leaves_again_and_again_in_the_last_step() -> Result<()> {
+    let invitations = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let newcomer = scope.spawn(move || {
+            let invitation: Invitation = invitations.1.recv().expect("rank 0 sends it");
+            come_and_leave(&invitation, REGROUP_ATTEMPTS)
+        });
+        let invite = std::sync::Mutex::new(invitations.0);
+        let grown = Cluster::with_config(2, &patient(), |comm| {
+            if comm.rank() == 0 {
+                invite.lock().expect("no panic").send(comm.accept()?).expect("the newcomer lives");
+            }
+            loop {
+                let mut waiting = [comm.waiting()];
+                comm.all_reduce(&mut waiting, ReduceOp::Sum)?;
+                if waiting[0] > 0 {
+                    break;
+                }
+            }
+            Ok(comm.grow(3).map(drop))
+        })?;
+        for grown in grown {
+            let grown: Result<()> = grown?;
+            assert!(matches!(grown, Err(Error::Aborted { .. })), "{grown:?}");
+        }
+        newcomer.join().expect("no panic")
     })
 }
 

@@ -34,7 +34,7 @@ use crate::join::{Advert, JoinSpec, Locator, Wanted, find, host_key, hostname};
 const STAGGER: Duration = Duration::from_millis(100);
 
 /// Most publications that are remembered although they were not seen again.
-const MAX_QUEUE: usize = 64;
+const MAX_PUBLICATIONS: usize = 64;
 
 /// Most frames that wait for the control task. Beyond that the connection is not read.
 const FRAMES_MAX: usize = 4;
@@ -281,7 +281,7 @@ impl Search {
     /// Chooses the publication that has waited longest since it was first seen or last tried, so that strangers that answer
     /// faster than rank 0, or every time with another key, only delay this rank.
     fn choose(&mut self, mut adverts: Vec<Advert>) -> Option<Advert> {
-        if self.queue.len() > MAX_QUEUE {
+        if self.queue.len() > MAX_PUBLICATIONS {
             self.queue.retain(|queued| adverts.iter().any(|advert| advert.place() == *queued));
         }
         for advert in &adverts {

@@ -110,6 +110,6 @@ fn publications_take_turns() {
     for key in 10..=255 {
         chosen(&[key, 1]);
     }
-    assert!(search.queue.len() <= MAX_QUEUE + 2, "it is bounded");
+    assert!(search.queue.len() <= MAX_PUBLICATIONS + 2, "it is bounded");
     assert!(search.choose(Vec::new()).is_none());
 }

@@ -203,11 +203,9 @@ impl Control {
                 problem: "the control thread ended while joining".into(),
                 remedy: "Keep the ControlRuntime alive until join has returned".into(),
             })??;
-        let peers = listener.as_ref().map(|listener| {
-            let peers = Peers::new(&shared, listener, listeners);
-            peers.start(runtime, spec, shared.clone(), listener.clone(), &seen);
-            peers
-        });
+        let peers = listener
+            .as_ref()
+            .map(|listener| Peers::start(runtime, spec, &shared, listener.clone(), listeners, &seen));
         let listener = listener.map_or_else(OnceLock::new, OnceLock::from);
         let (spec, runtime, process) = (spec.clone(), runtime.clone(), Process::current());
         Ok(Self {

@@ -112,6 +112,10 @@ pub(crate) const FETCHER_TIMEOUT: Duration = Duration::from_secs(10);
 /// five beats. The newcomers for which it was made may be gone, and it grows old.
 pub(crate) const COPY_UNHEARD: Duration = Duration::from_secs(1);
 
+/// Most copies of its state that a member keeps for newcomers: the one that is served, and the one before, which some
+/// may still be fetching. Each takes as much memory as the state.
+pub(crate) const MAX_COPIES: usize = 2;
+
 /// Most listeners that an invitation names. Its text, of some 150 characters per listener, stays short enough for a
 /// variable.
 pub(crate) const MAX_MEMBER_ADDRESSES: usize = 16;

@@ -6,7 +6,6 @@
 //! joined, rank 0 removes the file, and only then tells them so.
 
 use std::fmt;
-use std::fs;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::addresses::{hostname, process_start};
 use crate::error::{Error, JoinFailure, Result};
-use crate::files::{own_text_of, replace_secret};
+use crate::files::{own_text_of, remove_own, replace_secret};
 use crate::job::RendezvousKey;
 
 /// Most bytes of the writer's host name that are shown.
@@ -113,8 +112,10 @@ pub(crate) struct Posted {
 
 impl Drop for Posted {
     fn drop(&mut self) {
-        if fs::read(&self.path).is_ok_and(|text| text == self.text) {
-            let _ = fs::remove_file(&self.path);
+        let text = std::mem::take(&mut self.text);
+        // This is the control thread. Anything may have taken the file's place, and its file system may hang.
+        if let Err(error) = remove_own(&self.path, text) {
+            tracing::warn!(path = %self.path.display(), %error, "the rendezvous file stays");
         }
     }
 }
@@ -161,6 +162,10 @@ fn from_hex(text: &str) -> Option<RendezvousKey> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -196,5 +201,21 @@ mod tests {
         drop(first);
         assert_eq!(read(&path).unwrap().key(), Some([2; 16]));
         drop(second);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_pipe_in_the_place_of_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("job");
+        let posted = post(&path, vec![([10, 0, 0, 1], 5).into()], &[1; 16]).unwrap();
+        fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            drop(posted);
+            tell.send(()).unwrap();
+        });
+        told.recv_timeout(Duration::from_secs(60)).expect("opening a pipe waits for a writer");
+        assert!(fs::symlink_metadata(&path).is_ok(), "it is not this job's");
     }
 }

@@ -31,6 +31,9 @@ fn expand_up_to(list: &str, most: usize) -> Result<Vec<String>, String> {
             return Err(format!("'{list}' has an empty name"));
         }
         expand_part("", part, most, &mut hosts)?;
+        if hosts.len() >= most {
+            break;
+        }
     }
     Ok(hosts)
 }
@@ -120,6 +123,12 @@ mod tests {
             assert_eq!(expand(list).unwrap().join(" "), hosts);
             assert_eq!(first(list).unwrap(), hosts.split(' ').next().unwrap());
         }
+    }
+
+    #[test]
+    fn the_first_host_is_known_without_the_others() {
+        assert_eq!(first(&"a,".repeat(100_000)), Ok("a".to_owned()));
+        assert!(expand(&format!("{}a", "a,".repeat(100_000))).is_err());
     }
 
     #[test]

@@ -18,8 +18,9 @@ use super::facts::Facts;
 use super::findings::{Severity, findings};
 use super::meetings::{Meeting, meet};
 use super::rates::{self, Measured, Place};
-use super::reach::{Answering, Reach, Target, Token, reach};
+use super::reach::{Answering, Reach, Target, Token, in_parallel, reach};
 use super::report::{Host, Report, Route};
+use super::summary::{Summary, reaches};
 use crate::configuration;
 use crate::error::{CliError, Result};
 use crate::launch::environment;
@@ -29,6 +30,9 @@ const JOIN_LIMIT: Duration = Duration::from_secs(15);
 
 /// Time for dialling, a burst, and another burst with small segments, on a busy machine.
 const PHASE_LIMIT: Duration = Duration::from_secs(20);
+
+/// Most hosts that one host dials at a time, each at several addresses.
+const HOSTS_AT_A_TIME: usize = 128;
 
 /// The calls of a communicator over short paths take milliseconds.
 const CALL_LIMIT: Duration = Duration::from_secs(8);
@@ -60,6 +64,40 @@ pub(crate) struct Examined {
     pub report: Report,
 }
 
+/// Reason why there is no result.
+#[derive(Debug)]
+pub(crate) enum Unexamined {
+    /// The ranks have not found each other, or have lost each other.
+    Job(CliError),
+    /// The examination does what the control plane does not admit, which says nothing about jobs.
+    Doctor(CliError),
+}
+
+impl From<CliError> for Unexamined {
+    fn from(error: CliError) -> Self {
+        Self::Job(error)
+    }
+}
+
+impl From<kolo::Error> for Unexamined {
+    fn from(error: kolo::Error) -> Self {
+        match error {
+            kolo::Error::Usage { .. } => Self::Doctor(CliError::failure(
+                error,
+                "This says nothing about jobs; please report it as a bug",
+            )),
+            _ => Self::Job(error.into()),
+        }
+    }
+}
+
+impl From<Unexamined> for CliError {
+    fn from(failed: Unexamined) -> Self {
+        let (Unexamined::Job(error) | Unexamined::Doctor(error)) = failed;
+        error
+    }
+}
+
 /// This rank and its connection to the others.
 struct Rank {
     control: Control,
@@ -69,16 +107,24 @@ struct Rank {
 
 impl Rank {
     /// Sends a value to all ranks, and returns the values that they send.
-    fn tell<T: Serialize + DeserializeOwned>(&mut self, what: &T) -> Result<Vec<T>> {
+    fn tell<T: Serialize + DeserializeOwned>(&mut self, what: &T) -> Result<Vec<T>, Unexamined> {
+        self.tell_within(PHASE_LIMIT, what)
+    }
+
+    fn tell_within<T: Serialize + DeserializeOwned>(
+        &mut self,
+        limit: Duration,
+        what: &T,
+    ) -> Result<Vec<T>, Unexamined> {
         let blob = serde_json::to_vec(what).unwrap_or_default();
         let key = ExchangeKey { communicator: EXAMINATION, round: self.round };
         self.round += 1;
-        let told = self.control.exchange(key, &self.members, blob, Instant::now() + PHASE_LIMIT)?;
+        let told = self.control.exchange(key, &self.members, blob, Instant::now() + limit)?;
         told.iter()
             .map(|blob| {
                 decode(blob).map_err(|error| {
                     let problem = format!("a rank's report cannot be read: {error}");
-                    CliError::failure(problem, "Use the same version of Kolo on all hosts")
+                    CliError::failure(problem, "Use the same version of Kolo on all hosts").into()
                 })
             })
             .collect()
@@ -102,7 +148,7 @@ fn decode<T: DeserializeOwned>(blob: &[u8]) -> serde_json::Result<T> {
 
 /// Examines the network between the hosts of this job. All ranks must call it. It blocks for some seconds, plus
 /// `time` for the pairs of hosts.
-pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined> {
+pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined, Unexamined> {
     let (config, problem) = match depth {
         // The result must not depend on measurements, which may be what is to be replaced.
         Depth::Network => (configuration::without_files()?, None),
@@ -132,7 +178,9 @@ pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined> {
     let list = config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from);
     let examiner = answering.map(|answering| Examiner { host, token, answering, list });
     let reached = examiner.as_ref().map(|examiner| examiner.reach(&report.hosts)).unwrap_or_default();
-    report.reaches = rank.tell(&reached)?.into_iter().flatten().collect();
+    let limit = PHASE_LIMIT * hosts.len().div_ceil(HOSTS_AT_A_TIME) as u32;
+    let told = rank.tell_within(limit, &Summary::new(&reached, hosts.len()))?;
+    report.reaches = reaches(told, &report.hosts, reached);
     measure(&mut rank, &mut report, examiner.as_ref(), time)?;
     hold_meetings(&mut rank, &mut report, examiner.as_ref(), time / MEETINGS_PART)?;
     drop(examiner);
@@ -207,20 +255,22 @@ struct Examiner {
 }
 
 impl Examiner {
-    /// Dials all other hosts at once.
+    /// Dials all other hosts, many at a time.
     fn reach(&self, hosts: &[Host]) -> Vec<Reach> {
         let target = |(host, number): (&Host, u32)| Target {
             host: number,
             addresses: addresses(host, self.list.as_deref()),
             port: host.facts.port.unwrap_or_default(),
         };
-        let targets: Vec<Target> =
+        let mut targets: Vec<Target> =
             hosts.iter().zip(0..).filter(|(_, number)| *number != self.host).map(target).collect();
-        std::thread::scope(|scope| {
-            let dials: Vec<_> =
-                targets.iter().map(|target| scope.spawn(|| reach(&self.token, self.host, target))).collect();
-            dials.into_iter().filter_map(|dial| dial.join().ok()).collect()
-        })
+        // All hosts begin elsewhere, so that no host is dialled by all others at once.
+        let others = targets.len().max(1);
+        targets.rotate_left(self.host as usize % others);
+        let mut reached =
+            in_parallel(&targets, HOSTS_AT_A_TIME, |target| reach(&self.token, self.host, target));
+        reached.sort_by_key(|reach| reach.to);
+        reached
     }
 }
 
@@ -245,7 +295,12 @@ struct Round {
     goes_on: bool,
 }
 
-fn measure(rank: &mut Rank, report: &mut Report, examiner: Option<&Examiner>, time: Duration) -> Result<()> {
+fn measure(
+    rank: &mut Rank,
+    report: &mut Report,
+    examiner: Option<&Examiner>,
+    time: Duration,
+) -> Result<(), Unexamined> {
     let hosts = report.hosts.len() as u32;
     let ports: Vec<Option<u16>> = report.hosts.iter().map(|host| host.facts.port).collect();
     let until = Instant::now() + time;

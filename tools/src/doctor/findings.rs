@@ -82,6 +82,9 @@ fn blame(
     all: &BTreeSet<(u32, u32)>,
     of: fn(&(u32, u32)) -> Vec<u32>,
 ) -> Vec<Blame> {
+    if bad.is_empty() {
+        return Vec::new();
+    }
     if bad.len() == all.len() && bad.len() > 2 {
         return vec![Blame::All];
     }
@@ -113,9 +116,9 @@ const FIREWALL: &str =
     "a firewall or NAT keeps others from connecting to the ports on which processes there listen";
 
 fn unreachable(report: &Report) -> Vec<Finding> {
-    let came = |from: u32, to: u32| {
-        report.reaches.iter().any(|reach| (reach.from, reach.to) == (from, to) && reach.way().is_some())
-    };
+    let ways = report.reaches.iter().filter(|reach| reach.way().is_some());
+    let ways: BTreeSet<(u32, u32)> = ways.map(|reach| (reach.from, reach.to)).collect();
+    let came = |from: u32, to: u32| ways.contains(&(from, to));
     let all: BTreeSet<(u32, u32)> =
         report.reaches.iter().map(|reach| (reach.from.min(reach.to), reach.from.max(reach.to))).collect();
     let bad = all.iter().copied().filter(|(one, other)| !came(*one, *other) && !came(*other, *one)).collect();
@@ -159,9 +162,9 @@ fn unreachable(report: &Report) -> Vec<Finding> {
 /// Finds pairs in which no connection gets through in one direction, although the other direction works.
 fn one_way(report: &Report) -> Vec<Finding> {
     let all: BTreeSet<(u32, u32)> = report.reaches.iter().map(|reach| (reach.from, reach.to)).collect();
-    let fails = |from: u32, to: u32| {
-        report.reaches.iter().any(|reach| (reach.from, reach.to) == (from, to) && reach.way().is_none())
-    };
+    let failed = report.reaches.iter().filter(|reach| reach.way().is_none());
+    let failed: BTreeSet<(u32, u32)> = failed.map(|reach| (reach.from, reach.to)).collect();
+    let fails = |from: u32, to: u32| failed.contains(&(from, to));
     let bad: BTreeSet<_> =
         all.iter().copied().filter(|(from, to)| fails(*from, *to) && !fails(*to, *from)).collect();
     let words = |who| match who {

@@ -13,7 +13,7 @@ use clap::Args;
 
 use crate::error::{CliError, Result};
 use crate::perf::console;
-use examine::Depth;
+use examine::{Depth, Unexamined};
 use findings::{Finding, Severity};
 use report::Report;
 
@@ -26,6 +26,7 @@ mod meetings;
 pub(crate) mod rates;
 mod reach;
 pub(crate) mod report;
+mod summary;
 mod text;
 
 /// Time for measuring pairs: including all other steps, 8 hosts take less than half a minute.
@@ -43,7 +44,7 @@ Examples:
 It connects every host to every other one, sends full-size segments both ways, and measures round trips, rates and losses of each pair. \
 Without a launcher, it examines this host alone. It takes seconds, or up to half a minute for eight hosts; the network is busy meanwhile.
 
-Exit code of rank 0: 0 if nothing was found, 1 if jobs run but not as well as they could, 2 if jobs fail.";
+Exit code of rank 0: 0 if nothing was found, 1 if jobs run but not as well as they could, 2 if jobs fail, 3 if the examination itself failed.";
 
 /// Options of `kolo doctor`.
 #[derive(Args, Debug)]
@@ -63,11 +64,11 @@ pub(crate) struct DoctorArgs {
 /// Runs `kolo doctor`.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let examined =
-        examine::examine(Duration::from_secs(args.seconds), Depth::Communicator).map_err(|error| {
-            CliError {
+        examine::examine(Duration::from_secs(args.seconds), Depth::Communicator).map_err(|failed| {
+            match failed {
                 // Ranks that do not even find each other are the worst finding.
-                exit_code: Severity::Broken as u8,
-                ..error
+                Unexamined::Job(error) => CliError { exit_code: Severity::Broken as u8, ..error },
+                Unexamined::Doctor(error) => error,
             }
         })?;
     if examined.rank > 0 {

@@ -5,8 +5,10 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -158,17 +160,8 @@ pub(crate) struct Target {
 /// Dials a host at all its addresses at once, and sends a burst over the first that answers. Blocks for at most some
 /// seconds.
 pub(crate) fn reach(token: &Token, from: u32, target: &Target) -> Reach {
-    let tried: Vec<_> = std::thread::scope(|scope| {
-        let dials: Vec<_> = target
-            .addresses
-            .iter()
-            .map(|(_, ip, _)| {
-                let to = SocketAddr::new(*ip, target.port);
-                scope.spawn(move || dial(token, from, to, None, Purpose::Burst))
-            })
-            .collect();
-        let joined = dials.into_iter().map(|dial| dial.join());
-        joined.map(|outcome| outcome.unwrap_or_else(|_| Err("the attempt failed".to_owned()))).collect()
+    let tried = in_parallel(&target.addresses, target.addresses.len(), |(_, ip, _)| {
+        dial(token, from, SocketAddr::new(*ip, target.port), None, Purpose::Burst)
     });
     let words =
         |(outcome, (interface, address, distance)): (&Result<Line, String>, &(String, IpAddr, u8))| Try {
@@ -198,6 +191,35 @@ pub(crate) fn reach(token: &Token, from: u32, target: &Target) -> Reach {
         }
     }
     Reach { from, to: target.host, tries, carries }
+}
+
+/// Does the same with all items, on this thread and so many others that at most `most` are at work, and returns the
+/// results in their order. If the system refuses threads, there are fewer.
+pub(crate) fn in_parallel<T: Sync, R: Send>(
+    items: &[T],
+    most: usize,
+    work: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut done = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(at) else { return done };
+            done.push((at, work(item)));
+        }
+    };
+    let mut done = thread::scope(|scope| {
+        let start = || thread::Builder::new().spawn_scoped(scope, worker).ok();
+        let others: Vec<_> = (1..most.min(items.len())).map_while(|_| start()).collect();
+        let mut done = worker();
+        for other in others {
+            done.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        done
+    });
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
 }
 
 /// Sends a burst over a connection to this address, and if it stalls, another one in small segments.
@@ -260,7 +282,7 @@ fn burst(line: &mut Line) -> Result<(), Stop> {
 pub(crate) struct Answering {
     pub port: u16,
     shared: Arc<Shared>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    thread: Option<thread::JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -282,7 +304,7 @@ impl Answering {
             news: Condvar::new(),
         });
         let own = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("doctor-listener".to_owned())
             .spawn(move || accept(&listener, &own))?;
         Ok(Self { port, shared, thread: Some(thread) })
@@ -332,7 +354,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             };
             let shared = Arc::clone(shared);
             // If the thread cannot be started, the other end gets no answer and reports that.
-            let _ = std::thread::Builder::new().spawn(move || {
+            let _ = thread::Builder::new().spawn(move || {
                 if let Ok(line) = Line::new(socket, DIAL_LIMIT) {
                     answer(line, &shared);
                 }
@@ -389,12 +411,26 @@ mod tests {
         assert!(answering.wait_for(7, Duration::ZERO).is_none());
     }
 
+    #[test]
+    fn no_more_threads_are_at_work_than_admitted() {
+        let (items, at_work, most) = (Vec::from_iter(0..200), AtomicUsize::new(0), AtomicUsize::new(0));
+        let doubled = in_parallel(&items, 4, |item| {
+            most.fetch_max(at_work.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            thread::yield_now();
+            at_work.fetch_sub(1, Ordering::SeqCst);
+            2 * item
+        });
+        assert_eq!(doubled, Vec::from_iter((0..400).step_by(2)), "in their order");
+        assert!((1..=4).contains(&most.into_inner()));
+        assert!(in_parallel(&[0; 0], 4, |item| *item).is_empty());
+    }
+
     /// The address of a bridge of containers, which every host may have, leads to another program.
     #[test]
     fn the_token_is_not_sent() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let at = listener.local_addr().unwrap();
-        let other = std::thread::spawn(move || {
+        let other = thread::spawn(move || {
             let mut said = vec![0; HELLO];
             let mut stream: TcpStream = listener.accept().unwrap().0;
             stream.read_exact(&mut said).unwrap();

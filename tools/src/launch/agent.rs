@@ -19,10 +19,11 @@ use super::bind::{self, Bind};
 use super::guardian::Lifeline;
 use super::hosts::Host;
 use super::job::{Input, Job, Prefix, Rank};
+use super::newcomers::{Bounds, Newcomers};
 use super::orders::Orders;
 use super::output::Destinations;
 use super::paths;
-use super::{Bounds, Newcomers, Position, Rendezvous, RunArgs, bounds, private_directory};
+use super::{Position, Rendezvous, RunArgs, bounds, private_directory};
 use crate::error::{CliError, Result};
 
 /// Version of the assignment's format, which must be the same at both ends.
@@ -295,13 +296,14 @@ pub(super) fn assigned(
     })?;
     let place = Rendezvous::parse(&told.rendezvous)?;
     let local_of = u32::try_from(told.ranks.len()).unwrap_or(u32::MAX);
-    let cpus = bind::places(told.bind, told.ranks.len());
-    let path = path_to_kolo();
+    let cpus = bind::places(told.bind, told.ranks.len(), 0);
+    let path = path_to_kolo().map(|path| ("PATH".to_owned(), path));
+    let given = told.environment.iter().map(|(name, value)| (name.clone(), value.into()));
+    let common: Vec<(String, OsString)> = path.into_iter().chain(given).collect();
     let ranks = told.ranks.iter().zip(0..).zip(cpus).map(|((rank, local), cpus)| {
         let position = Position { rank: *rank, of: told.of, local, local_of, node: told.node };
         let mut environment = place.environment(position);
-        environment.extend(path.clone().map(|path| ("PATH".to_owned(), path)));
-        environment.extend(told.environment.iter().map(|(name, value)| (name.clone(), value.into())));
+        environment.extend(common.iter().cloned());
         Rank { cpus, input: Input::None, ..Rank::new(*rank, environment) }
     });
     let mut job = Job {
@@ -319,13 +321,18 @@ pub(super) fn assigned(
     };
     let Some(elastic) = told.elastic else { return Ok((job, None)) };
     let directory = private_directory(lifeline)?;
-    make_elastic(&mut job, &elastic, &told.environment, directory.path());
+    make_elastic(&mut job, &elastic, (common, told.bind), directory.path());
     // The folder is removed when the job has ended.
     Ok((job, Some(directory)))
 }
 
 /// Lets the ranks of a host go on without each other and without the launcher, and restarts those that die.
-fn make_elastic(job: &mut Job, elastic: &Elastic, environment: &[(String, String)], directory: &Path) {
+fn make_elastic(
+    job: &mut Job,
+    elastic: &Elastic,
+    (environment, bind): (Vec<(String, OsString)>, Bind),
+    directory: &Path,
+) {
     // The ranks themselves know the least number that goes on in all (KOLO_ELASTIC).
     (job.least, job.orders) = (Some(0), Orders::EndsWhenTold);
     if job.prefix == Prefix::None {
@@ -335,7 +342,8 @@ fn make_elastic(job: &mut Job, elastic: &Elastic, environment: &[(String, String
     let newcomers = Newcomers {
         bounds: elastic.bounds,
         numbers: elastic.first..elastic.first + elastic.newcomers,
-        environment: environment.iter().map(|(name, value)| (name.clone(), value.into())).collect(),
+        bind: (bind, job.ranks.len()),
+        environment,
         restarts: elastic.restarts,
         in_its_slot: elastic.in_its_slot,
     };
@@ -395,6 +403,32 @@ mod tests {
         assert_eq!(plain("/opt/kolo-0.2/bin/kolo".to_owned()).unwrap(), "/opt/kolo-0.2/bin/kolo");
         for path in ["/home/me/my tools/kolo", "/opt/$x/kolo", "/a;b/kolo"] {
             assert!(plain(path.to_owned()).unwrap_err().message.contains(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn newcomers_get_what_ranks_get() {
+        let bounds = Bounds { least: 1, most: Some(4) };
+        let assignment = Assignment {
+            kolo: FORMAT,
+            directory: std::env::current_dir().unwrap().display().to_string(),
+            command: vec!["true".to_owned()],
+            ranks: vec![0, 1],
+            of: 2,
+            node: 0,
+            rendezvous: "tcp://127.0.0.1:2".to_owned(),
+            prefix: false,
+            destinations: Destinations::default(),
+            grace_seconds: 1,
+            bind: Bind::Core,
+            environment: vec![("GIVEN".to_owned(), "x".to_owned())],
+            elastic: Some(Elastic { bounds, restarts: 0, newcomers: 2, first: 2, in_its_slot: false }),
+        };
+        let (job, _folder) = assigned(&*line(&assignment).unwrap(), None).unwrap();
+        assert_eq!(job.ranks.len(), 4);
+        for rank in &job.ranks {
+            let has = |name: &str| rank.environment.iter().any(|(known, _)| known == name);
+            assert!(has("PATH") && has("GIVEN") && rank.cpus.is_some(), "{rank:?}");
         }
     }
 

@@ -19,23 +19,25 @@ pub(super) enum Bind {
     Numa,
 }
 
-/// Returns the processors of each of `ranks` ranks of this host, among those that this process may use; `None` for a
-/// rank that is not bound.
-pub(super) fn places(bind: Bind, ranks: usize) -> Vec<Option<CpuSet>> {
-    let Ok(own) = sched_getaffinity(None) else { return vec![None; ranks] };
+/// Returns the processors of each of `ranks` ranks of this host and then of each of the newcomers, among those that this
+/// process may use; `None` for one that is not bound.
+pub(super) fn places(bind: Bind, ranks: usize, newcomers: usize) -> Vec<Option<CpuSet>> {
+    let all = ranks + newcomers;
+    let Ok(own) = sched_getaffinity(None) else { return vec![None; all] };
     let allowed: BTreeSet<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| own.is_set(*cpu)).collect();
     let groups = match bind {
-        Bind::None => return vec![None; ranks],
+        Bind::None => return vec![None; all],
         Bind::Core => cores(Path::new("/sys/devices/system/cpu"), &allowed),
         Bind::Numa => nodes(Path::new("/sys/devices/system/node"), &allowed),
     };
-    (0..ranks).map(|rank| Some(set(&groups[chosen(bind, rank, ranks, groups.len())]))).collect()
+    (0..all).map(|rank| Some(set(&groups[chosen(bind, rank, ranks, groups.len())]))).collect()
 }
 
 fn chosen(bind: Bind, rank: usize, ranks: usize, groups: usize) -> usize {
     match bind {
-        Bind::Numa => rank * groups / ranks,
-        Bind::None | Bind::Core => rank % groups,
+        Bind::Numa if rank < ranks => rank * groups / ranks,
+        // Newcomers have no neighbours yet.
+        Bind::None | Bind::Core | Bind::Numa => rank % groups,
     }
 }
 
@@ -122,15 +124,16 @@ mod tests {
         let all: BTreeSet<usize> = (0..5).collect();
         assert_eq!(nodes(folder.path(), &all), [BTreeSet::from([0, 1, 4]), BTreeSet::from([2, 3])]);
         assert_eq!(nodes(Path::new("/nowhere"), &all), [all]);
-        assert_eq!((0..4).map(|rank| chosen(Bind::Numa, rank, 4, 2)).collect::<Vec<_>>(), [0, 0, 1, 1]);
+        let places: Vec<_> = (0..7).map(|rank| chosen(Bind::Numa, rank, 4, 2)).collect();
+        assert_eq!(places, [0, 0, 1, 1, 0, 1, 0], "newcomers take turns");
         assert_eq!((0..4).map(|rank| chosen(Bind::Core, rank, 4, 3)).collect::<Vec<_>>(), [0, 1, 2, 0]);
     }
 
     #[test]
     fn every_rank_gets_a_place_here() {
-        assert!(places(Bind::None, 3).iter().all(Option::is_none));
+        assert!(places(Bind::None, 2, 1).iter().all(Option::is_none));
         for bind in [Bind::Core, Bind::Numa] {
-            let found = places(bind, 3);
+            let found = places(bind, 2, 1);
             assert!(
                 found.len() == 3 && found.iter().all(|set| set.as_ref().is_some_and(|set| set.count() > 0))
             );

@@ -95,10 +95,11 @@ impl Lifeline {
             Orders::EndsWhenTold => Outputs::outliving(job.destinations),
             _ => Outputs::own(job.destinations),
         };
-        let outcome = job::run(job, &outputs, Some(self));
-        // Only processes that have left their process group can still be there.
-        end_descendants(job.grace, || self.is_cut());
-        outcome
+        let outputs = outputs
+            .map_err(|error| CliError::system("a thread of the launcher cannot be started", &error))?;
+        // After a panic, there may be any. Otherwise, only processes that have left their process group can still be there.
+        let _end = EndDescendants { patience: job.grace, hurry: || self.is_cut() };
+        job::run(job, &outputs, Some(self))
     }
 
     /// Calls `then` on a thread of its own when the launcher is gone.
@@ -201,6 +202,18 @@ fn remove_folders(mut told: PipeReader) {
     }
 }
 
+/// Ends all descendants when it is dropped, as [`end_descendants`] does.
+struct EndDescendants<F: Fn() -> bool> {
+    patience: Duration,
+    hurry: F,
+}
+
+impl<F: Fn() -> bool> Drop for EndDescendants<F> {
+    fn drop(&mut self) {
+        end_descendants(self.patience, &self.hurry);
+    }
+}
+
 /// Ends all descendants: asks them to end, waits for `patience` or until `hurry`, and kills them.
 fn end_descendants(patience: Duration, hurry: impl Fn() -> bool) {
     if !processes::are_seen() {
@@ -240,5 +253,31 @@ fn end_descendants(patience: Duration, hurry: impl Fn() -> bool) {
             }
         }
         std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// This ends all descendants of its process, so it runs in a process of its own.
+    #[test]
+    fn a_panic_leaves_no_descendants() {
+        if std::env::var_os("KOLO_TEST_PANIC").is_none() {
+            let mut test = Command::new(std::env::current_exe().unwrap());
+            test.args(["--exact", "launch::guardian::tests::a_panic_leaves_no_descendants"]);
+            let ended = test.env("KOLO_TEST_PANIC", "1").output().unwrap();
+            let said = String::from_utf8_lossy(&ended.stdout);
+            return assert!(ended.status.success() && said.contains("1 passed"), "{said}");
+        }
+        let panicked = std::panic::catch_unwind(|| {
+            let _end = EndDescendants { patience: Duration::ZERO, hurry: || true };
+            let mut asleep = Command::new("sleep").arg("100").stdout(Stdio::null()).spawn().unwrap();
+            assert!(processes::descendants().is_empty(), "a panic");
+            let _ = asleep.wait();
+        });
+        assert!(panicked.is_err() && processes::descendants().is_empty());
     }
 }

@@ -20,17 +20,18 @@ use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ExitStatus};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Rlimit, Signal, kill_process_group};
 use rustix::thread::CpuSet;
 use signal_hook::consts::{SIGCHLD, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
-use signal_hook::low_level::signal_name;
 
 use super::guardian::{self, Lifeline};
 use super::orders::{self, Orders};
 use super::output::{Destinations, Outputs, Readers};
+use super::process::{describe, ended, exit_code};
 use super::{process, processes};
 use crate::error::{CliError, EXIT_NO_READER, Result};
 
@@ -209,9 +210,9 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
     let handle = signals.handle();
     if job.orders != Orders::None {
         let (sender, orders) = (sender.clone(), job.orders);
-        std::thread::spawn(move || orders::follow(orders, io::stdin().lock(), &sender));
+        start_thread("orders", move || orders::follow(orders, io::stdin().lock(), &sender))?;
     }
-    let forwarder = std::thread::spawn(move || forward_signals(&mut signals, &sender));
+    let forwarder = start_thread("signals", move || forward_signals(&mut signals, &sender))?;
     let mut supervisor = Supervisor {
         job,
         outputs,
@@ -234,6 +235,11 @@ pub(super) fn run(job: &Job, outputs: &Outputs, lifeline: Option<&Lifeline>) -> 
     handle.close();
     let _ = forwarder.join();
     outcome
+}
+
+fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let started = thread::Builder::new().name(name.to_owned()).spawn(work);
+    started.map_err(|error| CliError::system("a thread of the launcher cannot be started", &error))
 }
 
 /// Whether an event asks a job that is over to end without its readers.
@@ -289,7 +295,12 @@ impl Supervisor<'_> {
 
     fn start_one(&mut self, at: usize, rank: &Rank, times: u32) -> io::Result<()> {
         let mut child = process::spawn(self.job, rank, self.open_files)?;
-        self.readers.attach(self.job.prefix, rank.rank, &mut child, self.outputs);
+        if let Err(error) = self.readers.attach(self.job.prefix, rank.rank, &mut child, self.outputs) {
+            // Nobody would read its outputs.
+            let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+            let _ = child.wait();
+            return Err(error);
+        }
         let mut lifeline = child.stdin.take();
         if let (Some(pipe), Input::Lifeline(first)) = (&mut lifeline, &rank.input) {
             // The bytes fit into the pipe. If the agent has already ended, its end is an event.
@@ -551,42 +562,6 @@ impl Member {
         if let Some(lifeline) = &mut self.lifeline {
             let _ = lifeline.write_all(orders::pass_on(signal).as_bytes());
         }
-    }
-}
-
-/// Returns how a child has ended, if it has, without reaping it.
-fn ended(child: &Child) -> Option<ExitStatus> {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    let status = waitid(WaitId::Pid(Pid::from_child(child)), options).ok()??;
-    let core = if status.dumped() { 0x80 } else { 0 };
-    // In the format of wait(2).
-    let raw = match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => (code & 0xff) << 8,
-        (None, signal) => signal.unwrap_or(0) | core,
-    };
-    Some(ExitStatus::from_raw(raw))
-}
-
-/// Describes how a process ended, for people.
-fn describe(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("ended with exit code {code}"),
-        (None, Some(signal)) => {
-            let name = signal_name(signal).map_or(String::new(), |name| format!(" ({name})"));
-            let core = if status.core_dumped() { ", core dumped" } else { "" };
-            let hint = if signal == 9 { "; the kernel does that when memory runs out" } else { "" };
-            format!("was killed by signal {signal}{name}{core}{hint}")
-        }
-        (None, None) => "ended in an unknown way".into(),
-    }
-}
-
-/// Returns the exit code that a shell would report.
-fn exit_code(status: ExitStatus) -> u8 {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => code as u8,
-        (None, Some(signal)) => (128 + signal) as u8,
-        (None, None) => 1,
     }
 }
 

@@ -4,20 +4,19 @@ use std::ffi::OsString;
 use std::fs::Permissions;
 use std::io::Write as _;
 use std::net::TcpListener;
-use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::error::{CliError, Result};
 use bind::Bind;
 use guardian::Lifeline;
 use job::{Job, Prefix, Rank, Stdout};
+use newcomers::{Bounds, Newcomers};
 use orders::Orders;
 use output::Destinations;
 
@@ -27,6 +26,7 @@ pub(crate) mod environment;
 mod guardian;
 mod hosts;
 pub(crate) mod job;
+mod newcomers;
 mod orders;
 pub(crate) mod output;
 mod paths;
@@ -333,13 +333,6 @@ fn private_directory(lifeline: Option<&Lifeline>) -> Result<TempDir> {
     Ok(directory)
 }
 
-/// The least number of ranks that go on, and the highest number up to which newcomers join.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Bounds {
-    least: u32,
-    most: Option<u32>,
-}
-
 /// Parses --elastic for a job of `ranks` ranks.
 fn bounds(args: &RunArgs, ranks: u32) -> Result<Option<Bounds>> {
     let Some(text) = &args.elastic else { return Ok(None) };
@@ -384,52 +377,13 @@ fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> R
     let newcomers = Newcomers {
         bounds,
         numbers: ranks..most + args.spares,
+        bind: (args.bind, ranks as usize),
         environment: Vec::new(),
         restarts: args.restarts,
         in_its_slot: most == ranks && args.spares == 0,
     };
     newcomers.join(job, directory.path());
     Ok(())
-}
-
-/// The processes that join a job on one machine, from the beginning or later.
-struct Newcomers {
-    bounds: Bounds,
-    /// Numbers of those that join from the beginning.
-    numbers: Range<u32>,
-    /// Their additional variables.
-    environment: Vec<(String, OsString)>,
-    restarts: u32,
-    in_its_slot: bool,
-}
-
-impl Newcomers {
-    /// Sets where newcomers find an invitation, which processes join from the beginning, and which ranks are restarted.
-    fn join(self, job: &mut Job, directory: &Path) {
-        let Self { bounds: Bounds { least, most }, numbers, environment, restarts, in_its_slot } = self;
-        let told = |name: &str, value: String| (name.to_owned(), OsString::from(value));
-        let bounds = told("KOLO_ELASTIC", format!("{least}:{}", most.unwrap_or(0)));
-        for rank in &mut job.ranks {
-            rank.environment.push(bounds.clone());
-        }
-        if most.is_none() {
-            return;
-        }
-        let path = directory.join("invitation");
-        let invite = told("KOLO_INVITE", path.display().to_string());
-        let joins = vec![told("KOLO_JOIN", format!("file://{}", path.display()))];
-        for rank in &mut job.ranks {
-            rank.environment.push(invite.clone());
-        }
-        for number in numbers {
-            let mut environment = environment.clone();
-            environment.extend([bounds.clone(), invite.clone(), told("LOCAL_RANK", number.to_string())]);
-            environment.extend(joins.iter().cloned());
-            let name = Some(format!("newcomer {number}"));
-            job.ranks.push(Rank { name, input: job::Input::None, ..Rank::new(number, environment) });
-        }
-        job.again = Some(job::Again { times: restarts, environment: joins, in_its_slot });
-    }
 }
 
 fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
@@ -450,7 +404,7 @@ fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
         CliError::usage("no program was given", "Put it after --, for example: kolo run -n 4 -- ./train")
     })?;
     let ranks = (0..local_of)
-        .zip(bind::places(args.bind, local_of as usize))
+        .zip(bind::places(args.bind, local_of as usize, 0))
         .map(|(local, cpus)| {
             let rank = args.node_rank * local_of + local;
             let position = Position { rank, of, local, local_of, node: args.node_rank };
@@ -546,7 +500,8 @@ mod tests {
     #[test]
     fn newcomers_and_those_started_again_find_the_invitation() {
         let elastic = |text: &str, spares| {
-            let args = RunArgs { elastic: Some(text.to_owned()), spares, ..args(2, 1, 0, None) };
+            let args =
+                RunArgs { elastic: Some(text.to_owned()), spares, bind: Bind::Core, ..args(2, 1, 0, None) };
             let (rendezvous, directory) = rendezvous(&args, None).unwrap();
             let mut job = job(&args, &rendezvous).unwrap();
             make_elastic(&mut job, &args, directory.as_ref()).unwrap();
@@ -554,6 +509,7 @@ mod tests {
         };
         let job = elastic("1:3", 2);
         assert_eq!((job.ranks.len(), job.least), (5, Some(1)));
+        assert!(job.ranks.iter().all(|rank| rank.cpus.is_some()), "newcomers are bound, too");
         assert_eq!(variable(&job, 0, "KOLO_ELASTIC"), "1:3");
         assert!(variable(&job, 0, "KOLO_JOIN").is_empty() && !variable(&job, 1, "RANK").is_empty());
         let path = variable(&job, 0, "KOLO_INVITE");

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::process::Child;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -82,13 +83,19 @@ impl fmt::Debug for Outputs {
 
 impl Outputs {
     /// Writes to this process's own outputs.
-    pub(crate) fn own(end: Destinations) -> Self {
+    ///
+    /// # Errors
+    /// The system's, if it refuses a thread.
+    pub(crate) fn own(end: Destinations) -> io::Result<Self> {
         Self::to(sink(end.stdout, Waiting(io::stdout())), sink(end.stderr, Waiting(io::stderr())))
     }
 
     /// Writes to the same outputs as long as somebody reads them, and then to a file `kolo-run-*.log` in the
     /// folder for temporary files. For ranks that outlive their launcher.
-    pub(crate) fn outliving(end: Destinations) -> Self {
+    ///
+    /// # Errors
+    /// As [`Outputs::own`].
+    pub(crate) fn outliving(end: Destinations) -> io::Result<Self> {
         let log = Arc::new(Mutex::new(None));
         let to = |end, stream: Box<dyn Write + Send>| {
             sink(end, Outliving { stream: Some(stream), log: log.clone() })
@@ -99,17 +106,18 @@ impl Outputs {
         )
     }
 
-    fn to(stdout: Sink, stderr: Sink) -> Self {
+    fn to(stdout: Sink, stderr: Sink) -> io::Result<Self> {
         let (messages, pending) = mpsc::channel::<String>();
         let unwritten = Arc::new(Unwritten::default());
         let (sink, written) = (stderr.clone(), unwritten.clone());
-        std::thread::spawn(move || {
+        let write = move || {
             for message in pending {
                 let _ = write_whole(&sink, message.as_bytes());
                 written.change(|count| *count -= 1);
             }
-        });
-        Self { stdout, stderr, messages, unwritten }
+        };
+        thread::Builder::new().name("messages".into()).spawn(write)?;
+        Ok(Self { stdout, stderr, messages, unwritten })
     }
 
     /// Writes a message of the launcher itself, without waiting until somebody reads it.
@@ -121,7 +129,8 @@ impl Outputs {
 
     /// Writes the last message of a process that is about to end.
     pub(crate) fn say_last(message: &str) {
-        let outputs = Self::own(Destinations::default());
+        // Without a thread for it, the message could keep this process waiting for a reader.
+        let Ok(outputs) = Self::own(Destinations::default()) else { return };
         outputs.say(message);
         let _ = outputs.unwritten.is_none_within(LAST_MOST);
     }
@@ -183,13 +192,23 @@ impl Readers {
 
     /// Copies those outputs of a child that are pipes, line by line, each preceded by its rank if `prefix` asks
     /// for that.
-    pub(super) fn attach(&mut self, prefix: Prefix, rank: u32, child: &mut Child, outputs: &Outputs) {
+    ///
+    /// # Errors
+    /// The system's, if it refuses a thread.
+    pub(super) fn attach(
+        &mut self,
+        prefix: Prefix,
+        rank: u32,
+        child: &mut Child,
+        outputs: &Outputs,
+    ) -> io::Result<()> {
         if let Some(pipe) = child.stdout.take() {
-            self.read(prefix, rank, pipe, outputs.stdout.clone(), outputs);
+            self.read(prefix, rank, pipe, outputs.stdout.clone(), outputs)?;
         }
         if let Some(pipe) = child.stderr.take() {
-            self.read(prefix, rank, pipe, outputs.stderr.clone(), outputs);
+            self.read(prefix, rank, pipe, outputs.stderr.clone(), outputs)?;
         }
+        Ok(())
     }
 
     fn read(
@@ -199,21 +218,23 @@ impl Readers {
         pipe: impl Read + AsFd + Send + 'static,
         sink: Sink,
         outputs: &Outputs,
-    ) {
+    ) -> io::Result<()> {
         let who = self.running;
-        self.running += 1;
         let (done, job) = (self.done.0.clone(), self.job.0.clone());
         let (outputs, reported) = (outputs.clone(), self.reported.clone());
         let lost = move |error: &io::Error| {
             let text = format!("kolo: output of the job is lost, since it cannot be written: {error}");
             reported.call_once(|| outputs.say(&text));
         };
-        std::thread::spawn(move || {
+        let copy = move || {
             let prefix = if prefix == Prefix::Rank { format!("[{rank}] ") } else { String::new() };
             let from = UntilOver { pipe, job, left: MAX_LEFT_BYTES };
             Copied { who, prefix: &prefix, to: &sink }.copy(from, lost);
             let _ = done.send(());
-        });
+        };
+        thread::Builder::new().name(format!("output of {rank}")).spawn(copy)?;
+        self.running += 1;
+        Ok(())
     }
 
     /// Waits until everything has been written that ranks wrote, and what the processes that they left behind write
@@ -298,7 +319,7 @@ pub(super) struct Captured {
 #[cfg(test)]
 impl Captured {
     pub(super) fn outputs(&self) -> Outputs {
-        Outputs::to(self.stdout.clone(), self.stderr.clone())
+        Outputs::to(self.stdout.clone(), self.stderr.clone()).unwrap()
     }
 
     pub(super) fn stdout(&self) -> String {
@@ -362,13 +383,13 @@ mod tests {
     fn a_slow_reader_misses_nothing() {
         let (gate, text) = (Arc::new(Mutex::new(())), Arc::new(Mutex::new(Vec::new())));
         let sink = sink(Destination::File, Gated(gate.clone(), text.clone()));
-        let outputs = Outputs::to(sink.clone(), sink.clone());
+        let outputs = Outputs::to(sink.clone(), sink.clone()).unwrap();
         let mut closed = Some(gate.lock().unwrap());
         // The writing end stays open, as in a process that a rank has left behind.
         let (pipe, mut rank) = io::pipe().unwrap();
         rank.write_all("line\n".repeat(5000).as_bytes()).unwrap();
         let mut readers = Readers::new().unwrap();
-        readers.read(Prefix::Rank, 1, pipe, sink, &outputs);
+        readers.read(Prefix::Rank, 1, pipe, sink, &outputs).unwrap();
         outputs.say("over");
         let mut looks = 0;
         readers.finish(&outputs, Duration::ZERO, || {
@@ -387,7 +408,7 @@ mod tests {
         let (mut reader, writer) = io::pipe().unwrap();
         rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).unwrap();
         let line = [b'x'; 3000];
-        let writing = std::thread::spawn(move || {
+        let writing = thread::spawn(move || {
             let sink = sink(Destination::File, Waiting(writer));
             (0..100).all(|_| write_whole(&sink, &line).is_ok())
         });
@@ -400,7 +421,7 @@ mod tests {
     fn a_launcher_in_a_hurry_waits_for_no_reader() {
         let gate = Arc::new(Mutex::new(()));
         let sink = sink(Destination::File, Gated(gate.clone(), Arc::default()));
-        let outputs = Outputs::to(sink.clone(), sink);
+        let outputs = Outputs::to(sink.clone(), sink).unwrap();
         let _closed = gate.lock().unwrap();
         outputs.say("nobody reads this");
         let mut looks = 0;
@@ -421,7 +442,7 @@ mod tests {
         for rank in 0..2 {
             let (pipe, mut written) = io::pipe().unwrap();
             written.write_all(b"one\ntwo\n").unwrap();
-            readers.read(Prefix::Rank, rank, pipe, sink.clone(), &outputs);
+            readers.read(Prefix::Rank, rank, pipe, sink.clone(), &outputs).unwrap();
         }
         readers.finish(&outputs, Duration::ZERO, || false);
         let said = captured.stderr();

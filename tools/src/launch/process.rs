@@ -1,14 +1,16 @@
-//! Starts one process of a job. `unsafe` serves only for the code between fork and exec.
+//! Starts one process of a job, and says how it has ended. `unsafe` serves only for the code between fork and exec.
 
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{
-    Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getpid, getppid, getrlimit,
+    set_parent_process_death_signal, setrlimit, waitid,
 };
 use rustix::thread::sched_setaffinity;
+use signal_hook::low_level::signal_name;
 
 use super::environment::is_launcher_variable;
 use super::job::{Input, Job, Prefix, Rank, Stdout};
@@ -84,4 +86,40 @@ fn stdin(rank: &Rank) -> Stdio {
         Input::OfFirst => {}
     }
     if rank.rank == 0 && !io::stdin().is_terminal() { Stdio::inherit() } else { Stdio::null() }
+}
+
+/// Returns how a child has ended, if it has, without reaping it.
+pub(super) fn ended(child: &Child) -> Option<ExitStatus> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let status = waitid(WaitId::Pid(Pid::from_child(child)), options).ok()??;
+    let core = if status.dumped() { 0x80 } else { 0 };
+    // In the format of wait(2).
+    let raw = match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => (code & 0xff) << 8,
+        (None, signal) => signal.unwrap_or(0) | core,
+    };
+    Some(ExitStatus::from_raw(raw))
+}
+
+/// Describes how a process ended, for people.
+pub(super) fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with exit code {code}"),
+        (None, Some(signal)) => {
+            let name = signal_name(signal).map_or(String::new(), |name| format!(" ({name})"));
+            let core = if status.core_dumped() { ", core dumped" } else { "" };
+            let hint = if signal == 9 { "; the kernel does that when memory runs out" } else { "" };
+            format!("was killed by signal {signal}{name}{core}{hint}")
+        }
+        (None, None) => "ended in an unknown way".into(),
+    }
+}
+
+/// Returns the exit code that a shell would report.
+pub(super) fn exit_code(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => code as u8,
+        (None, Some(signal)) => (128 + signal) as u8,
+        (None, None) => 1,
+    }
 }

@@ -22,7 +22,7 @@ pub(super) mod waiting_list;
 mod watches;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -149,48 +149,34 @@ type Reply = std::sync::mpsc::Sender<Agreed>;
 #[derive(Debug)]
 pub(crate) struct Peers {
     events: mpsc::UnboundedSender<Event>,
-    /// Events that arrived before the task runs.
-    inbox: Mutex<Option<mpsc::UnboundedReceiver<Event>>>,
     listeners: Arc<[ListenerAddress]>,
 }
 
 impl Peers {
-    /// Makes the handle. From now on, connections from other members are accepted.
-    pub(super) fn new(shared: &Shared, listener: &Listener, listeners: Arc<[ListenerAddress]>) -> Self {
-        let (events, inbox) = mpsc::unbounded_channel();
-        listener.move_in(shared.cookie, &events);
-        Self { events, inbox: Mutex::new(Some(inbox)), listeners }
-    }
-
     /// Returns the listeners of all ranks.
     pub(super) fn listeners(&self) -> &[ListenerAddress] {
         &self.listeners
     }
 
-    /// Returns the listener of a rank.
-    pub(super) fn listener(&self, rank: u32) -> Option<ListenerAddress> {
-        self.listeners.get(rank as usize).cloned()
-    }
-
-    /// Starts the task on the first call. Later calls do nothing.
+    /// Starts the task. From now on, connections from other members are accepted.
     pub(super) fn start(
-        &self,
         runtime: &ControlRuntime,
         spec: &JoinSpec,
-        shared: Arc<Shared>,
+        shared: &Arc<Shared>,
         listener: Arc<Listener>,
+        listeners: Arc<[ListenerAddress]>,
         seen: &[Option<Seen>],
-    ) {
-        let inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(inbox) = inbox else { return };
+    ) -> Self {
+        let (events, inbox) = mpsc::unbounded_channel();
+        listener.move_in(shared.cookie, &events);
         let task = Task {
-            localities: localities(&shared, &self.listeners, seen),
+            localities: localities(shared, &listeners, seen),
             rounds: Rounds::new(shared.rank, Instant::now()),
-            shared,
+            shared: shared.clone(),
             listener,
-            listeners: self.listeners.clone(),
+            listeners: listeners.clone(),
             spec: spec.clone(),
-            events: self.events.downgrade(),
+            events: events.downgrade(),
             inbox,
             connections: BTreeMap::new(),
             next_connection: 0,
@@ -207,6 +193,12 @@ impl Peers {
             unechoed: Vec::new(),
         };
         runtime.spawn(task.run());
+        Self { events, listeners }
+    }
+
+    /// Returns the listener of a rank.
+    pub(super) fn listener(&self, rank: u32) -> Option<ListenerAddress> {
+        self.listeners.get(rank as usize).cloned()
     }
 
     /// Agrees with the members of a communicator. All members vote in the same rounds in the same order.
@@ -485,7 +477,7 @@ impl Task {
     /// Runs after every event: lets time pass, and sends the messages that follow.
     fn advance(&mut self) {
         let now = Instant::now();
-        self.rounds.tick(now);
+        self.rounds.tick();
         for (rank, key, message) in self.rounds.take_messages() {
             self.send(rank, encode(&PeerMessage::Round { key, message }));
         }

@@ -29,7 +29,7 @@ struct Round {
     agreement: Agreement,
     /// Where to send the result if the program has called and waits.
     reply: Option<Reply>,
-    /// Whether the program has been told how it ended.
+    /// Whether the program has been told how it ended, or will not ask.
     is_told: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Rounds {
     order: VecDeque<RoundKey>,
     /// Number of the last decided agreement of each communicator, also of those whose decisions are forgotten.
     last: BTreeMap<u64, u64>,
-    /// Number of communicators from which on [`Rounds::forget_closed`] looks for closed ones.
+    /// Number of entries from which on [`Rounds::forget_closed`] looks for those of closed communicators.
     sweep_from: usize,
     /// Agreements that may have messages to send.
     touched: BTreeSet<RoundKey>,
@@ -93,7 +93,7 @@ impl Rounds {
             over: BTreeMap::new(),
             order: VecDeque::new(),
             last: BTreeMap::new(),
-            sweep_from: MAX_REMEMBERED,
+            sweep_from: 2 * MAX_REMEMBERED,
             touched: BTreeSet::new(),
             ends: Vec::new(),
             left_behind: BTreeMap::new(),
@@ -168,21 +168,9 @@ impl Rounds {
         Some(round)
     }
 
-    /// Keeps a decided round, and drops the oldest one if there are too many, if possible not the last one of its
-    /// communicator: a member that has not heard of a decision has not voted in the next one. Rounds that were decided
-    /// on behalf of a late program stay, because it will ask how they ended, once for each call that it has missed.
+    /// Keeps a decided round.
     fn keep(&mut self, key: RoundKey) {
-        if self.over.len() >= MAX_REMEMBERED {
-            let may_go = |key: &RoundKey| {
-                let round = &self.over[key];
-                round.is_told || !round.agreement.has_voted_by_proxy()
-            };
-            let is_last = |key: &RoundKey| self.last.get(&key.communicator) == Some(&key.number);
-            let oldest = self.order.iter().position(|key| may_go(key) && !is_last(key));
-            if let Some(at) = oldest.or_else(|| self.order.iter().position(may_go)) {
-                self.order.remove(at).map(|key| self.over.remove(&key));
-            }
-        }
+        self.make_room();
         if let Some(round) = self.rounds.remove(&key) {
             self.over.insert(key, round);
             self.order.push_back(key);
@@ -191,12 +179,40 @@ impl Rounds {
         }
     }
 
-    /// Forgets the last agreements of communicators that are not open any more: nobody opens an agreement there.
-    pub(super) fn forget_closed(&mut self, is_open: impl Fn(u64) -> bool) {
-        if self.last.len() >= self.sweep_from {
-            self.last.retain(|communicator, _| is_open(*communicator));
-            self.sweep_from = MAX_REMEMBERED.max(2 * self.last.len());
+    /// Drops the oldest decided rounds if there are too many, if possible not the last one of a communicator: a member
+    /// that has not heard of a decision has not voted in the next one. Rounds that were decided on behalf of a late
+    /// program stay, because it will ask how they ended, once for each call that it has missed.
+    fn make_room(&mut self) {
+        while self.over.len() >= MAX_REMEMBERED {
+            let may_go = |key: &RoundKey| {
+                let round = &self.over[key];
+                round.is_told || !round.agreement.has_voted_by_proxy()
+            };
+            let is_last = |key: &RoundKey| self.last.get(&key.communicator) == Some(&key.number);
+            let oldest = self.order.iter().position(|key| may_go(key) && !is_last(key));
+            let oldest = oldest.or_else(|| self.order.iter().position(may_go));
+            let Some(key) = oldest.and_then(|at| self.order.remove(at)) else { return };
+            self.over.remove(&key);
         }
+    }
+
+    /// Forgets the agreements of communicators that are not open any more, once there are many. Nobody opens an agreement
+    /// there, takes part in one that is open, or will ask how one has ended.
+    pub(super) fn forget_closed(&mut self, is_open: impl Fn(u64) -> bool) {
+        if self.entries() < self.sweep_from {
+            return;
+        }
+        self.last.retain(|communicator, _| is_open(*communicator));
+        self.rounds.retain(|key, round| round.reply.is_some() || is_open(key.communicator));
+        for (key, round) in &mut self.over {
+            round.is_told |= !is_open(key.communicator);
+        }
+        self.make_room();
+        self.sweep_from = 2 * MAX_REMEMBERED.max(self.entries());
+    }
+
+    fn entries(&self) -> usize {
+        self.last.len() + self.rounds.len() + self.over.len()
     }
 
     pub(super) fn vote(
@@ -328,7 +344,7 @@ impl Rounds {
         waiting.filter_map(|round| round.agreement.next_wakeup()).min().map(|due| self.started + due)
     }
 
-    pub(super) fn tick(&mut self, _now: Instant) {
+    pub(super) fn tick(&mut self) {
         let now = self.clock();
         let waiting = self.rounds.iter_mut().filter(|(_, round)| round.is_at_work());
         for (key, round) in waiting {
@@ -415,167 +431,5 @@ fn place(members: &[u32], rank: u32) -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::acceptor::Opening;
-    use super::super::listener::{ConnectError, Listener, Locality};
-    use super::*;
-    use crate::join::{JoinSpec, Locator};
-
-    const KEY: RoundKey = RoundKey { communicator: 5, number: 1 };
-    const LONG: Duration = Duration::from_secs(20);
-
-    /// Votes, and returns the outcome to come.
-    fn vote(rounds: &mut Rounds, members: &Arc<[u32]>, flags: u64) -> std::sync::mpsc::Receiver<Agreed> {
-        vote_in(rounds, KEY, members, flags)
-    }
-
-    fn vote_in(
-        rounds: &mut Rounds,
-        key: RoundKey,
-        members: &Arc<[u32]>,
-        flags: u64,
-    ) -> std::sync::mpsc::Receiver<Agreed> {
-        let (reply, outcome) = std::sync::mpsc::channel();
-        let vote = Vote { kinds: 1, flags, seed: [0; 32] };
-        rounds.vote(key, members.clone(), vote, LONG, reply, (&BTreeSet::new(), &[]));
-        outcome
-    }
-
-    /// Has both members decide an agreement.
-    fn decide(all: &mut [Rounds; 2], key: RoundKey, members: &Arc<[u32]>) {
-        let outcomes = all.each_mut().map(|rounds| vote_in(rounds, key, members, 1));
-        for _ in 0..3 {
-            for me in [0, 1] {
-                for (to, key, message) in all[me].take_messages() {
-                    let members = Some(members.clone());
-                    all[to as usize].receive(me as u32, key, message, members, &BTreeSet::new());
-                }
-            }
-        }
-        all.iter_mut().for_each(Rounds::reply);
-        let is_decided =
-            |outcome: std::sync::mpsc::Receiver<Agreed>| matches!(outcome.try_recv(), Ok(Agreed::Decided(_)));
-        assert!(outcomes.into_iter().all(is_decided), "{key:?}");
-    }
-
-    /// A step costs the same however many have come before.
-    #[test]
-    fn decided_agreements_are_kept_but_not_visited() {
-        let (members, none): (Arc<[u32]>, _) = ([0, 1].into(), BTreeSet::new());
-        let mut all = [0, 1].map(|me| Rounds::new(me, Instant::now()));
-        for number in 0..2 * MAX_REMEMBERED as u64 {
-            decide(&mut all, RoundKey { number, ..KEY }, &members);
-        }
-        for rounds in &all {
-            assert_eq!((rounds.rounds.len(), rounds.over.len()), (0, MAX_REMEMBERED));
-            assert_eq!(rounds.order.len(), MAX_REMEMBERED);
-        }
-        // A member that asks late is answered.
-        let key = RoundKey { number: 2 * MAX_REMEMBERED as u64 - 1, ..KEY };
-        all[0].receive(1, key, Message::Asked, None, &none);
-        let answers = all[0].take_messages();
-        assert!(matches!(answers[..], [(1, _, Message::Decided(_))]), "{answers:?}");
-        // Nobody takes part in an agreement whose decision is forgotten.
-        let vote = Message::Vote(Vote { kinds: 1, flags: 1, seed: [0; 32] });
-        all[0].receive(1, RoundKey { number: 0, ..KEY }, vote, Some(members), &none);
-        assert!(all[0].take_messages().is_empty() && all[0].rounds.is_empty());
-    }
-
-    /// An agreement of all ranks is not forgotten because a part of them has decided often since.
-    #[test]
-    fn the_last_decision_of_a_communicator_is_kept() {
-        let (members, none): (Arc<[u32]>, _) = ([0, 1].into(), BTreeSet::new());
-        let mut all = [0, 1].map(|me| Rounds::new(me, Instant::now()));
-        let of_all = RoundKey { communicator: KEY.communicator - 1, number: 3 };
-        decide(&mut all, of_all, &members);
-        for number in 0..2 * MAX_REMEMBERED as u64 {
-            decide(&mut all, RoundKey { number, ..KEY }, &members);
-        }
-        all[0].receive(1, of_all, Message::Asked, Some(members), &none);
-        let answers = all[0].take_messages();
-        assert!(matches!(answers[..], [(1, _, Message::Decided(_))]), "{answers:?}");
-    }
-
-    #[test]
-    fn nobody_decides_again_in_an_open_communicator() {
-        let (members, none): (Arc<[u32]>, _) = ([0, 1].into(), BTreeSet::new());
-        let mut all = [0, 1].map(|me| Rounds::new(me, Instant::now()));
-        let of = |communicator| RoundKey { communicator, number: 0 };
-        let is_open = |communicator| communicator < 10 || communicator % 2 == 0;
-        for communicator in 0..4 * MAX_REMEMBERED as u64 {
-            decide(&mut all, of(communicator), &members);
-            all[0].forget_closed(is_open);
-        }
-        assert!(!all[0].over.contains_key(&of(0)), "there were too many");
-        assert!(all[0].last.len() < 3 * MAX_REMEMBERED, "those of closed ones are dropped");
-        let vote = Message::Vote(Vote { kinds: 1, flags: 1, seed: [0; 32] });
-        for communicator in 0..10 {
-            all[0].receive(1, of(communicator), vote.clone(), Some(members.clone()), &none);
-        }
-        assert!(all[0].take_messages().is_empty() && all[0].rounds.is_empty());
-    }
-
-    /// Member 0 answers for its program, which has not called. It alone would know that member 1 is not late.
-    #[test]
-    fn a_member_that_gives_up_names_the_one_that_collects_the_votes() {
-        let (members, none): (Arc<[u32]>, _) = ([4, 5].into(), BTreeSet::new());
-        let mut all = [4, 5].map(|me| Rounds::new(me, Instant::now()));
-        let outcome = vote(&mut all[1], &members, 1);
-        for (from, to) in [(1, 0), (0, 1)] {
-            for (_, key, message) in all[from].take_messages() {
-                all[to].receive(4 + from as u32, key, message, Some(members.clone()), &none);
-            }
-        }
-        all[1].give_up(KEY);
-        let Ok(Agreed::Late(missing)) = outcome.try_recv() else { panic!("it has given up") };
-        assert_eq!(missing, Missing { collector: Some(0), ..Missing::default() });
-    }
-
-    /// A program that hears it may leave at once, so its rank must have recorded it by then.
-    #[test]
-    fn a_program_hears_last_that_the_others_have_gone_on_without_it() {
-        let members: Arc<[u32]> = [0, 1].into();
-        let mut rounds = Rounds::new(0, Instant::now());
-        let outcome = vote(&mut rounds, &members, 1);
-        rounds.fence(KEY.communicator, 1);
-        assert!(outcome.try_recv().is_err(), "the task has not recorded it yet");
-        rounds.reply();
-        assert!(matches!(outcome.try_recv(), Ok(Agreed::LeftBehind { by: 1 })));
-    }
-
-    /// Rank 0 decides, and its messages are lost together with the connection. It leaves, and its process goes on.
-    #[tokio::test(flavor = "current_thread")]
-    async fn a_member_that_has_left_tells_how_it_decided() {
-        let (members, none): (Arc<[u32]>, _) = ([0, 1].into(), BTreeSet::new());
-        let [mut leaves, mut stays] = [0, 1].map(|me| Rounds::new(me, Instant::now()));
-        let outcomes = [vote(&mut leaves, &members, 1), vote(&mut stays, &members, 3)];
-        for (_, key, message) in stays.take_messages() {
-            leaves.receive(1, key, message, Some(members.clone()), &none);
-        }
-        leaves.take_messages();
-        let (listener, own) = (Listener::open_for_threads().unwrap(), Listener::open_for_threads().unwrap());
-        let decided = leaves.take_decided().remove(0);
-        // Earlier agreements, which may be forgotten, and those of later jobs.
-        for number in 2..20 {
-            listener.decide([7; 16], (RoundKey { number, ..KEY }, decided.1.clone()));
-        }
-        listener.decide([7; 16], decided.clone());
-        (8..30).for_each(|job| listener.decide([job; 16], decided.clone()));
-
-        let mut spec = JoinSpec::new(0, 1, Locator::Local(Default::default()), "a test");
-        spec.one_host = true;
-        let (at, opening) = (listener.address(), Opening::Connect { cookie: [7; 16], from: 1 });
-        let answer = own.connect(at, Locality::SameHost, at.credentials(&spec), &opening, LONG).await.err();
-        if let Some(ConnectError::Left(decided)) = answer {
-            for (key, decision) in decided {
-                stays.receive(0, key, Message::Decided(decision), Some(members.clone()), &none);
-            }
-        }
-        stays.gone(0);
-        stays.take_messages();
-        [leaves, stays].iter_mut().for_each(Rounds::reply);
-        let [theirs, own] = outcomes.map(|outcome| outcome.try_recv().expect("it is decided"));
-        let (Agreed::Decided(theirs), Agreed::Decided(own)) = (theirs, own) else { panic!("not decided") };
-        assert_eq!((&own, own.flags, own.members.len()), (&theirs, 1, 2));
-    }
-}
+#[path = "rounds_tests.rs"]
+mod tests;

@@ -1,7 +1,8 @@
 //! Copies of a member's state, which newcomers fetch at its listener while the member continues to work.
 //!
 //! A newcomer presents the key of the listener and waits. The members notice the request and take a copy at the same
-//! step. Each member then serves chunks of its copy, and their hashes. A copy is kept while a newcomer is fetching it.
+//! step. Each member then serves chunks of its copy, and their hashes. A copy is kept while a newcomer is fetching it,
+//! but no more than two are: newcomers that fetch an older one must connect again, and continue with the next.
 //! The newcomer says something at every beat, because the end of its host closes no connection.
 
 use std::io;
@@ -16,7 +17,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::control::coordinator::BoxedStream;
 use crate::control::wire::{decode, encode, invalid, read_frame};
-use crate::job::limits::{COPY_UNHEARD, FETCHER_TIMEOUT, MAX_HELLO_FRAME, MAX_WAITING_NEWCOMERS};
+use crate::job::limits::{COPY_UNHEARD, FETCHER_TIMEOUT, MAX_COPIES, MAX_HELLO_FRAME, MAX_WAITING_NEWCOMERS};
 
 pub(crate) type Hash = [u8; 32];
 
@@ -64,6 +65,8 @@ pub(in crate::control) enum ToFetcher {
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotServer {
     copy: watch::Sender<Option<Arc<Served>>>,
+    /// The copies that are served or still fetched, the oldest first.
+    kept: Mutex<Vec<Weak<Served>>>,
     visitors: AtomicUsize,
     /// Number of visitors for whom there is no copy yet.
     waiting: AtomicUsize,
@@ -75,9 +78,16 @@ struct Served {
     snapshot: Arc<Snapshot>,
     /// Time of the last word from a visitor that has this copy.
     heard: Mutex<Instant>,
+    /// Whether the visits of those that fetch it must end.
+    is_over: watch::Sender<bool>,
 }
 
 impl Served {
+    fn new(snapshot: Snapshot) -> Self {
+        let heard = Mutex::new(Instant::now());
+        Self { snapshot: Arc::new(snapshot), heard, is_over: watch::Sender::new(false) }
+    }
+
     fn heard(&self) -> MutexGuard<'_, Instant> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -107,11 +117,24 @@ impl SnapshotServer {
     /// Serves this copy from now on, if a newcomer is there to fetch it.
     pub(crate) fn serve(&self, copy: Snapshot) {
         if self.has_visitors() {
-            let copy = Served { snapshot: Arc::new(copy), heard: Mutex::new(Instant::now()) };
-            self.copy.send_replace(Some(Arc::new(copy)));
+            let copy = Arc::new(Served::new(copy));
+            self.copy.send_replace(Some(copy.clone()));
+            self.keep(&copy);
         }
         // The last newcomer may have left before the copy was there.
         self.release();
+    }
+
+    /// Ends the visits of those that fetch too old a copy. The words of a newcomer do not show that it will ever have
+    /// fetched all of its copy.
+    fn keep(&self, newest: &Arc<Served>) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|copy| copy.strong_count() > 0);
+        kept.push(Arc::downgrade(newest));
+        let old = kept.len().saturating_sub(MAX_COPIES);
+        for copy in kept.drain(..old).filter_map(|copy| copy.upgrade()) {
+            copy.is_over.send_replace(true);
+        }
     }
 
     fn release(&self) {
@@ -158,14 +181,29 @@ impl SnapshotServer {
         };
         drop(waits);
         let Some(copy) = copy else { return Ok(()) };
-        let copy = own.get_or_init(|| copy).snapshot.clone();
+        let served = own.get_or_init(|| copy);
+        let mut is_over = served.is_over.subscribe();
+        let visit = Self::offer(&served.snapshot, &mut write, request, heard);
+        tokio::select! {
+            ended = visit => ended,
+            () = async { drop(is_over.wait_for(|is_over| *is_over).await) } => Ok(()),
+        }
+    }
+
+    /// Offers a copy to a newcomer, and answers its requests. `request` is the first.
+    async fn offer<R: AsyncRead + Unpin>(
+        copy: &Arc<Snapshot>,
+        write: &mut (impl AsyncWrite + Unpin),
+        request: impl Future<Output = (R, io::Result<Option<FromFetcher>>)>,
+        heard: impl Fn() -> bool + Copy,
+    ) -> io::Result<()> {
         let chunks = u32::try_from(copy.chunks.len()).map_err(|_| invalid("too many chunks".to_owned()))?;
         let offered = ToFetcher::Offered { version: copy.version, digest: copy.digest, chunks };
-        timeout(FETCHER_TIMEOUT, say(&mut write, &offered, &[])).await??;
+        timeout(FETCHER_TIMEOUT, say(write, &offered, &[])).await??;
         let (mut read, mut asked) = request.await;
         while let Some(request) = asked?.filter(|_| heard()) {
             // The newcomer's beats are heard while it waits for a long answer.
-            let answered = async { timeout(FETCHER_TIMEOUT, answer(&mut write, &copy, request)).await? };
+            let answered = async { timeout(FETCHER_TIMEOUT, answer(write, copy, request)).await? };
             let next = async { io::Result::Ok(next_request(read, heard).await) };
             ((), (read, asked)) = tokio::try_join!(answered, next)?;
         }
@@ -354,6 +392,33 @@ mod tests {
         assert_eq!(offered(&mut second).await, 4);
         first.write_all(&encode(&FromFetcher::Chunk { index: 0 })).await.unwrap();
         assert_eq!(hear(&mut first, 8).await.unwrap().1, [1; 8]);
+    }
+
+    /// Its words are no reason to keep a copy for ever.
+    #[tokio::test(start_paused = true)]
+    async fn a_newcomer_that_fetches_nothing_does_not_keep_a_third_copy() {
+        let server = Arc::new(SnapshotServer::default());
+        let mut idle = Vec::new();
+        for version in 0..8 {
+            let visitors = server.visitors.load(Ordering::Relaxed) + 1;
+            let mut next = visit(&server, visitors).await;
+            server.serve(snapshot(version));
+            assert_eq!(offered(&mut next).await, version);
+            server.drop_copy();
+            idle.push(next);
+            // Visits that are over have ended by then.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let count = server.kept.lock().unwrap().iter().filter(|copy| copy.strong_count() > 0).count();
+            assert_eq!(count, MAX_COPIES.min(idle.len()));
+            assert_eq!(server.visitors.load(Ordering::Relaxed), count);
+            for stream in &mut idle {
+                let _ = stream.write_all(&encode(&FromFetcher::Beat)).await;
+            }
+        }
+        let [.., ended, before, _] = &mut idle[..] else { panic!("eight have come") };
+        hear(ended, 0).await.expect_err("it must connect again");
+        before.write_all(&encode(&FromFetcher::Chunk { index: 0 })).await.unwrap();
+        assert_eq!(hear(before, 8).await.unwrap().1, [1; 8]);
     }
 
     #[tokio::test(start_paused = true)]

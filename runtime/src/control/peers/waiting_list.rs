@@ -200,7 +200,7 @@ impl WaitingList {
         self.lock().addresses.clone()
     }
 
-    /// Closes the waiting list when this member is fenced out or leaves. Newcomers no longer wait here.
+    /// Closes the waiting list, since the others have gone on without this member. Newcomers no longer wait here.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;

@@ -172,13 +172,13 @@ fn part_of_a_job(folder: &Path) -> ! {
     let ends = ["first", "last"].map(|name| folder.join(name));
     if std::env::var("RANK").is_ok_and(|rank| rank == "0") {
         for end in ends.map(|end| File::open(end).unwrap()) {
-            std::thread::spawn(move || {
+            thread::spawn(move || {
                 let _ = io::copy(&mut &end, &mut io::sink());
                 std::process::exit(3);
             });
         }
         loop {
-            std::thread::park();
+            thread::park();
         }
     }
     let open = |end| OpenOptions::new().write(true).open(end).unwrap();
