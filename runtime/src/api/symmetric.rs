@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use super::Communicator;
 use crate::call::Waited;
 use crate::communicator::Shared;
-use crate::control::ExchangeKey;
 use crate::drive::{self, End, Patience, Step, Waiter, until};
 use crate::error::{Error, Result};
 use crate::supply::{self, Pool};
@@ -195,11 +194,9 @@ impl Communicator {
         message: &M,
         deadline: Instant,
     ) -> Result<Vec<M>> {
-        let shared = &self.shared;
-        let key = ExchangeKey { communicator: shared.group.id, round: ALLOC_ROUND + round };
         let unreadable = |error: postcard::Error| self.unreadable(&error);
         let blob = postcard::to_stdvec(message).map_err(unreadable)?;
-        let blobs = shared.world.control.exchange(key, &shared.group.members, blob, deadline)?;
+        let blobs = self.exchange(ALLOC_ROUND + round, blob, deadline)?;
         blobs.iter().map(|blob| postcard::from_bytes(blob).map_err(unreadable)).collect()
     }
 
