@@ -41,6 +41,65 @@ fn call(comm: &Communicator, elements: usize) -> Result<()> {
     result
 }
 
+/// Lets ranks 0 and 1 make a call that needs rank 2, which waits for a message and hears that they have given up.
+fn without_the_third(
+    what: &'static str,
+    change: impl Fn(u32, &mut Config) + Send + Sync + Copy + 'static,
+    made: impl Fn(&Communicator) -> Result<()> + Send + Sync + Copy + 'static,
+) {
+    let body = move |comm: Communicator, gate: &Gate| {
+        let result = if comm.rank() == 2 { comm.recv(&mut [0_u8], 0).map(drop) } else { made(&comm) };
+        let error = result.expect_err("one is missing");
+        assert!(error.is_fatal() && comm.error().is_some(), "{error}");
+        gate.wait();
+        Err(error)
+    };
+    errors_of(what, change, body, |errors| {
+        assert!(errors[..2].iter().any(|error| matches!(error, Some(Error::Timeout { .. }))), "{errors:?}");
+        let Some(Error::Aborted { kind, .. }) = &errors[2] else { panic!("{:?}", errors[2]) };
+        assert_eq!(*kind, AbortReason::Timeout);
+    });
+}
+
+#[test]
+fn a_split_that_one_rank_does_not_call() {
+    let change = |_, config: &mut Config| config.join_timeout = Duration::from_secs(5);
+    without_the_third("splitting", change, |comm| comm.split(Some(0), 0).map(drop));
+}
+
+#[test]
+fn an_allocation_that_one_rank_does_not_call() {
+    let change =
+        |rank, config: &mut Config| config.timeout = Duration::from_secs(if rank == 2 { 60 } else { 1 });
+    without_the_third("allocating", change, |comm| comm.alloc::<u8>(1).map(drop));
+}
+
+#[test]
+fn a_group_that_one_rank_does_not_call() {
+    let body = |comm: Communicator, gate: &Gate| {
+        let result = match comm.rank() {
+            0 => comm.recv(&mut [0_u8], 2).map(drop),
+            1 => comm.group_within(&[2, 1], None, Duration::from_secs(1)).map(drop),
+            _ => Ok(()),
+        };
+        gate.wait();
+        result
+    };
+    errors_of(
+        "grouping",
+        |_, _| (),
+        body,
+        |errors| {
+            let Some(Error::Timeout { waiting_for, context, .. }) = &errors[1] else {
+                panic!("{:?}", errors[1])
+            };
+            // Not by its number in the new communicator.
+            assert_eq!((context.rank, waiting_for[0].rank), (1, 2));
+            assert!(matches!(errors[0], Some(Error::Aborted { by: 1, .. })), "{:?}", errors[0]);
+        },
+    );
+}
+
 #[test]
 fn a_rank_that_leaves() {
     let body = |comm: Communicator, _: &Gate| {

@@ -175,6 +175,9 @@ fn what_makes_no_sense_is_an_error_on_all_ranks_and_changes_nothing() {
             assert!(error.contains("the group has 3 ranks, which is more than 2"), "{error}");
             let error = told(comm.grow(5000).expect_err("too many"));
             assert!(error.contains("5000 ranks are more than the 4096"), "{error}");
+            let most = if comm.rank() == 1 { u32::MAX } else { 4 };
+            let error = told(comm.grow(most).expect_err("one makes no sense"));
+            assert!(error.contains("grow to at most"), "{error}");
             let error = told(comm.grow(4 + comm.rank()).expect_err("not the same"));
             assert!(error.contains("grow to at most"), "{error}");
             assert_eq!(sum(&comm, 1.0), 3.0, "the communicator is as it was");

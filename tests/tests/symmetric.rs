@@ -318,6 +318,10 @@ fn different_sizes_are_refused_and_nothing_is_lost() {
         assert!(matches!(error, Error::Usage { .. }), "{error}");
         assert!(error.to_string().contains("1001"), "{error}");
         assert!(comm.alloc::<u64>(usize::MAX / 4).is_err());
+        // One rank's size makes no sense: all hear of it, and their next calls match.
+        let size = if comm.rank() == 0 { usize::MAX } else { 64 };
+        let error = comm.alloc::<u8>(size).unwrap_err();
+        assert!(matches!(error, Error::Usage { .. }), "{error}");
         assert_eq!(comm.alloc::<u8>(1000).unwrap().len(), 1000);
         comm.barrier().unwrap();
     });

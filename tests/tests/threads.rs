@@ -86,35 +86,77 @@ fn handles_are_waited_for_in_other_threads() {
     });
 }
 
+/// Makes two calls in two threads of rank 0, and one after the other on rank 1. The second thread's call begins while the
+/// first one still waits for rank 1.
+fn in_an_agreed_order(comm: &Communicator, first: impl Fn() + Sync, second: impl Fn() + Sync) {
+    if comm.rank() == 1 {
+        comm.recv(&mut [0_u8], 0).expect("rank 0 has begun both");
+        first();
+        second();
+        return;
+    }
+    std::thread::scope(|scope| {
+        let before = comm.recent().len();
+        // A call gets its number when it begins.
+        let has_begun = |calls| {
+            while comm.recent().len() < before + calls {
+                std::thread::yield_now();
+            }
+        };
+        scope.spawn(&first);
+        has_begun(1);
+        scope.spawn(&second);
+        has_begun(2);
+        comm.send(&[1_u8], 1).expect("sent");
+    });
+}
+
+fn sum(comm: &Communicator, elements: usize) {
+    let mut data = vec![1_u32; elements];
+    comm.all_reduce(&mut data, ReduceOp::Sum).expect("all call it");
+    assert!(data.iter().all(|v| *v == comm.world_size()));
+}
+
 #[test]
 fn collectives_of_two_threads_in_an_agreed_order() {
-    // Two threads call in turn, and the second thread's call begins while the first one still waits for a peer.
-    for arrangement in Arrangement::ALL {
-        bounded(&format!("{arrangement:?}"), move || {
-            arrangement.run(2, |comm| {
-                if comm.rank() == 1 {
-                    comm.recv(&mut [0_u8], 0).expect("rank 0 has begun both");
-                    sums(&comm, 1);
-                    comm.barrier().expect("the second call");
-                    return;
-                }
-                std::thread::scope(|scope| {
-                    let first = scope.spawn(|| sums(&comm, 1));
-                    // A call gets its number when it begins.
-                    while comm.recent().is_empty() {
-                        std::thread::yield_now();
-                    }
-                    let second = scope.spawn(|| comm.barrier());
-                    while comm.recent().len() < 2 {
-                        std::thread::yield_now();
-                    }
-                    comm.send(&[1_u8], 1).expect("sent");
-                    first.join().expect("no panic");
-                    second.join().expect("no panic").expect("done");
-                });
+    everywhere(2, |comm| {
+        in_an_agreed_order(comm, || sum(comm, 1), || comm.barrier().expect("the second call"));
+    });
+}
+
+#[test]
+fn a_call_that_asks_for_symmetric_buffers_keeps_its_place() {
+    // Its own memory is not symmetric, so it goes another way: through the exchange, or by a plan.
+    for exchange_bytes in [None, Some(1000)] {
+        bounded(&format!("exchange of at most {exchange_bytes:?} bytes"), move || {
+            let change = |config: Config| config.with(|config| config.exchange_bytes = exchange_bytes);
+            Arrangement::Exchange.run_with(2, change, |comm| {
+                let _symmetric = comm.alloc::<u8>(1).expect("all allocate");
+                let comm = &comm;
+                in_an_agreed_order(comm, || sum(comm, 50_000), || comm.barrier().expect("the second call"));
+                // Too short to ask.
+                in_an_agreed_order(comm, || sum(comm, 50_000), || sum(comm, 5_000));
+                in_an_agreed_order(comm, || sum(comm, 50_000), || sum(comm, 60_000));
             });
         });
     }
+}
+
+#[test]
+fn a_call_on_symmetric_buffers_gives_up_the_place_that_it_has_kept() {
+    bounded("symmetric", || {
+        let change = |config: Config| config.with(|config| config.exchange_bytes = Some(1000));
+        Arrangement::Exchange.run_with(2, change, |comm| {
+            let symmetric = std::sync::Mutex::new(comm.alloc::<u32>(50_000).expect("all allocate"));
+            let comm = &comm;
+            let first = || {
+                let mut data = symmetric.lock().expect("no panic");
+                comm.all_reduce(&mut data, ReduceOp::Sum).expect("all call it");
+            };
+            in_an_agreed_order(comm, first, || sum(comm, 5_000));
+            assert!(comm.recent().iter().all(|call| call.took.is_some()));
+        });
+    });
 }
 
 /// Calls that each of two threads of a rank makes.

@@ -1,5 +1,9 @@
 //! A cluster in one process, with threads as ranks, for tests, examples and experiments.
 
+use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
+
 use super::Communicator;
 use crate::config::Config;
 use crate::control::ControlRuntime;
@@ -97,24 +101,29 @@ impl Cluster {
                 .control_runtime(runtime.clone())
                 .connect()
         };
-        let body = &body;
+        let (connect, body) = (&connect, &body);
+        // Locked until all threads have been started: ranks would wait for one that never comes.
+        let is_complete = Mutex::new(false);
+        let lock = || is_complete.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = &lock;
         let results: Vec<std::thread::Result<Result<R>>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = JoinSpec::local(ranks)
-                .into_iter()
-                .enumerate()
-                .map(|(rank, spec)| {
-                    std::thread::Builder::new()
-                        .name(format!("kolo-rank-{rank}"))
-                        .spawn_scoped(scope, move || connect(spec).map(body))
-                })
-                .collect();
-            threads
-                .into_iter()
-                .map(|thread| match thread {
-                    Ok(thread) => thread.join(),
-                    Err(error) => Ok(Err(Error::system("starting a thread for a rank", error))),
-                })
-                .collect()
+            let mut gate = lock();
+            let mut threads = Vec::with_capacity(ranks as usize);
+            for (rank, spec) in JoinSpec::local(ranks).into_iter().enumerate() {
+                let run = move || {
+                    let is_complete = *lock();
+                    is_complete.then(|| connect(spec).map(body))
+                };
+                match start(scope, rank, run) {
+                    Ok(thread) => threads.push(thread),
+                    Err(error) => {
+                        return vec![Ok(Err(Error::system("starting a thread for a rank", error)))];
+                    }
+                }
+            }
+            *gate = true;
+            drop(gate);
+            threads.into_iter().filter_map(|thread| thread.join().transpose()).collect()
         });
         let mut returned = Vec::with_capacity(results.len());
         let mut failure = None;
@@ -126,5 +135,45 @@ impl Cluster {
             }
         }
         failure.map_or(Ok(returned), Err)
+    }
+}
+
+/// Starts the thread of a rank.
+fn start<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    rank: usize,
+    run: impl FnOnce() -> T + Send + 'scope,
+) -> io::Result<ScopedJoinHandle<'scope, T>> {
+    #[cfg(test)]
+    if tests::refuses(rank) {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    Builder::new().name(format!("kolo-rank-{rank}")).spawn_scoped(scope, run)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    thread_local! {
+        /// The rank for which the system has no thread.
+        static REFUSED: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn refuses(rank: usize) -> bool {
+        REFUSED.get() == Some(rank)
+    }
+
+    #[test]
+    fn ranks_do_not_wait_for_one_whose_thread_the_system_refuses() {
+        REFUSED.set(Some(2));
+        let config = Config::default().with(|config| config.join_timeout = Duration::from_secs(600));
+        let begin = Instant::now();
+        let error = Cluster::with_config(4, &config, |_| ()).expect_err("one is missing");
+        assert!(matches!(error, Error::System { .. }), "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(300), "the others have waited for it");
     }
 }

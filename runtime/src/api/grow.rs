@@ -10,7 +10,7 @@ use crate::config::{Config, Elastic};
 use crate::control::{Applicant, ControlRuntime, Invitation, Purpose, Until, first_invitation};
 use crate::error::{Error, JoinFailure, Result};
 use crate::files::keep_secret;
-use crate::job::{MAX_WORLD_SIZE, deadline_after};
+use crate::job::deadline_after;
 use crate::join::JoinSpec;
 
 impl Communicator {
@@ -132,10 +132,6 @@ impl Communicator {
     /// of ranks that live, above the 4096 that are supported, or not the same on all ranks; and the errors if newcomers
     /// die while all come together, three times in a row, or do not fit.
     pub fn grow(&self, most: u32) -> Result<Self> {
-        if most > MAX_WORLD_SIZE {
-            let problem = format!("{most} ranks are more than the {MAX_WORLD_SIZE} that are supported");
-            return Err(self.usage("grow", problem));
-        }
         self.take_in(Places::Last { most }, self.until(None))
     }
 

@@ -7,7 +7,7 @@ use kolo_transport::foreign::printable;
 
 use super::Communicator;
 use crate::call::{Waited, out_of_range};
-use crate::communicator::{Making, child_id, patience};
+use crate::communicator::{Making, child_id, patience, renumbered};
 use crate::config::Config;
 use crate::control::ExchangeKey;
 use crate::drive;
@@ -51,8 +51,7 @@ impl Communicator {
         let shared = &self.shared;
         let deadline = shared.deadline_after(patience(&shared.config));
         let entry = postcard::to_stdvec(&request).map_err(|error| self.unreadable(&error))?;
-        let round = ExchangeKey { communicator: shared.group.id, round: SPLIT_ROUND + number };
-        let entries = shared.world.control.exchange(round, &shared.group.members, entry, deadline)?;
+        let entries = self.exchange(SPLIT_ROUND + number, entry, deadline)?;
         let mut requests: Vec<(Option<u32>, i64)> = Vec::with_capacity(entries.len());
         for (rank, entry) in entries.iter().enumerate() {
             match postcard::from_bytes(entry).map_err(|error| self.unreadable(&error))? {
@@ -132,33 +131,51 @@ impl Communicator {
         shared.note_relayed();
         let id = child_id(shared.group.id, number, u64::MAX);
         let deadline = shared.deadline_after(patience(&config));
-        self.make_child(id, Arc::clone(&shared.group.members), self.rank(), config, deadline)
+        let ranks: Vec<u32> = (0..self.world_size()).collect();
+        self.make_child(id, (&ranks, self.rank()), config, deadline)
     }
 
     fn subset(&self, ranks: &[u32], number: u64, color: u64, deadline: Instant) -> Result<Self> {
         let shared = &self.shared;
         shared.note_relayed();
         let id = child_id(shared.group.id, number, color);
-        let members: Arc<[u32]> = ranks.iter().map(|rank| shared.group.members[*rank as usize]).collect();
         let Some(own) = ranks.iter().position(|rank| *rank == self.rank()) else {
             return Err(self.usage("split", "this rank is not in its own group".to_owned()));
         };
-        self.make_child(id, members, own as u32, shared.config.clone(), deadline)
+        self.make_child(id, (ranks, own as u32), shared.config.clone(), deadline)
     }
 
+    /// Makes a communicator of the listed ranks, in which this rank is `rank`.
     fn make_child(
         &self,
         id: u64,
-        members: Arc<[u32]>,
-        rank: u32,
+        (ranks, rank): (&[u32], u32),
         config: Config,
         deadline: Instant,
     ) -> Result<Self> {
-        let world = Arc::clone(&self.shared.world);
-        let ancestors = self.shared.membership.ancestors_of_children();
-        let child = Self::make(Making { world, id, members, rank, config, deadline, ancestors })?;
-        self.shared.take_in(&child.shared);
+        let shared = &self.shared;
+        let members: Arc<[u32]> = ranks.iter().map(|rank| shared.group.members[*rank as usize]).collect();
+        let (world, ancestors) = (Arc::clone(&shared.world), shared.membership.ancestors_of_children());
+        let child = Self::make(Making { world, id, members, rank, config, deadline, ancestors });
+        let child = child.map_err(|error| {
+            if !error.is_fatal() {
+                return error;
+            }
+            let error = renumbered(error, self.rank(), ranks);
+            drive::give_up_after(shared, &error);
+            error
+        })?;
+        shared.take_in(&child.shared);
         Ok(child)
+    }
+
+    /// Sends a blob to all ranks over the control plane, and returns the blobs of all, in rank order. Gives the
+    /// communicator up after a fatal error, as every call does.
+    pub(super) fn exchange(&self, round: u64, blob: Vec<u8>, deadline: Instant) -> Result<Vec<Vec<u8>>> {
+        let shared = &self.shared;
+        let key = ExchangeKey { communicator: shared.group.id, round };
+        let told = shared.world.control.exchange(key, &shared.group.members, blob, deadline);
+        told.inspect_err(|error| drive::give_up_after(shared, error))
     }
 
     fn next_child(&self) -> Result<u64> {

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use super::Communicator;
 use crate::call::Waited;
 use crate::communicator::Shared;
-use crate::control::ExchangeKey;
 use crate::drive::{self, End, Patience, Step, Waiter, until};
 use crate::error::{Error, Result};
 use crate::supply::{self, Pool};
@@ -65,14 +64,12 @@ impl Communicator {
     /// (`MemAvailable`, `memory.max`).
     ///
     /// # Errors
-    /// [`Error::Usage`] if ranks ask for different sizes. [`Error::Unsupported`] if a host lacks the memory, with the
-    /// bytes wanted and available. All ranks return the same error, and the communicator stays usable. Otherwise as
-    /// [`Communicator::from_env`].
+    /// [`Error::Usage`] if ranks ask for different sizes, or for more than can be addressed. [`Error::Unsupported`] if a
+    /// host lacks the memory, with the bytes wanted and available. All ranks return the same error, and the
+    /// communicator stays usable. Otherwise as [`Communicator::from_env`].
     pub fn alloc<T: Element>(&self, count: usize) -> Result<SymmetricBuffer<T>> {
-        let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
-        let Some(bytes) = bytes else {
-            return Err(self.usage("alloc", format!("{count} elements are more than can be addressed")));
-        };
+        // The other ranks must hear of a length that makes no sense.
+        let bytes = count.saturating_mul(size_of::<T>());
         Ok(SymmetricBuffer { memory: self.allocate(bytes)?, count, elements: PhantomData })
     }
 
@@ -103,6 +100,9 @@ impl Communicator {
             let problem =
                 format!("rank {other} asked for {} bytes and this rank for {bytes}", requests[other].bytes);
             return Err(self.usage("alloc", problem));
+        }
+        if isize::try_from(bytes).is_err() {
+            return Err(self.usage("alloc", format!("{bytes} bytes are more than can be addressed")));
         }
         let pools: Vec<Vec<Pool>> = requests.iter().map(|request| request.pools.clone()).collect();
         if let Some(problem) = supply::shortage(bytes as u64, &pools) {
@@ -195,11 +195,9 @@ impl Communicator {
         message: &M,
         deadline: Instant,
     ) -> Result<Vec<M>> {
-        let shared = &self.shared;
-        let key = ExchangeKey { communicator: shared.group.id, round: ALLOC_ROUND + round };
         let unreadable = |error: postcard::Error| self.unreadable(&error);
         let blob = postcard::to_stdvec(message).map_err(unreadable)?;
-        let blobs = shared.world.control.exchange(key, &shared.group.members, blob, deadline)?;
+        let blobs = self.exchange(ALLOC_ROUND + round, blob, deadline)?;
         blobs.iter().map(|blob| postcard::from_bytes(blob).map_err(unreadable)).collect()
     }
 

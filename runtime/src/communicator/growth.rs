@@ -30,7 +30,7 @@ use crate::control::{
     MemberAddress, Membership, Offer, RegroupSpec, WaitingList, derive,
 };
 use crate::error::{Error, ErrorContext, JoinFailure, NEWCOMER, Result};
-use crate::job::deadline_after;
+use crate::job::{MAX_WORLD_SIZE, deadline_after};
 
 /// Identity under which members meet before they admit newcomers.
 const INTERIM: u64 = 2;
@@ -230,6 +230,11 @@ fn context(rank: u32) -> ErrorContext {
 fn assigned(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]) -> Result<Assignment> {
     let slots = shared.slots_of(left);
     let usage = |problem: String| Error::Usage { context: context(shared.group.rank), problem };
+    if let Places::Last { most } = places
+        && most > MAX_WORLD_SIZE
+    {
+        return Err(usage(format!("{most} ranks are more than the {MAX_WORLD_SIZE} that are supported")));
+    }
     if let Places::Last { most } | Places::FreeThenLast { most } = places
         && (most as usize) < slots.len()
     {

@@ -256,8 +256,12 @@ impl<G: Goal> Waiter for Driver<'_, G> {
     }
 
     fn news(&mut self) -> Option<News> {
-        let core = self.core.get_or_insert_with(|| self.shared.core());
-        orphans::hear_last_words(self.shared, core, self.waited);
+        let mut core = self.core.get_or_insert_with(|| self.shared.core());
+        if let Some(word) = orphans::last_word(self.shared, core) {
+            self.core = None;
+            orphans::adopt_last_word(self.shared, word, self.waited);
+            core = self.core.insert(self.shared.core());
+        }
         let flag = self.shared.membership.abort_flag();
         if !flag.is_raised() {
             // The helper thread stands back while this one drives.

@@ -31,8 +31,8 @@ pub(super) unsafe fn run_exchange<'a>(
     let combine = begun.combine(shared, call)?;
     let mut core = core;
     let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
-    let mut visit =
-        Visit { call, cursor: exchange.compiled.enter(call, combine, begun.tag), has_just_looked: true };
+    let cursor = exchange.compiled.enter(call, combine, begun.tag, begun.turn());
+    let mut visit = Visit { call, cursor, has_just_looked: true };
     if visit.cursor.may_lend() {
         // All of it runs inside `lend`, which takes the buffers back after a panic.
         visit.has_just_looked = false;

@@ -115,6 +115,13 @@ pub(super) fn give_up(shared: &Shared, cause: Cause, waited: Waited) -> Error {
     fail(shared, waited)
 }
 
+/// Gives up if an error of the control plane is fatal. Its ranks are those of the communicator.
+pub(crate) fn give_up_after(shared: &Shared, error: &Error) {
+    if let Some(cause) = Cause::of(error) {
+        poison(shared, &cause);
+    }
+}
+
 /// Gives up because a member of the exchange made another call.
 pub(super) fn mismatch(shared: &Shared, found: StageMismatch, waited: Waited) -> Error {
     let wrong = WrongMessage { peer: found.member as u32, tag: found.tag, len: 0, expected: None };

@@ -48,18 +48,19 @@ pub(super) fn show_call(core: &Core, waited: Waited) {
     }
 }
 
-/// Adopts the cause that another rank has left on the board, if no control plane will tell.
+/// Returns the word that another rank has left on the board, if no control plane will tell its cause.
 #[inline]
-pub(super) fn hear_last_words(shared: &Shared, core: &Core, waited: Waited) {
+pub(super) fn last_word(shared: &Shared, core: &Core) -> Option<LastWord> {
     let word = board(core).map_or(0, Board::aborted);
-    if word != 0 && !shared.membership.abort_flag().is_raised() && shared.world.control.is_closed() {
-        take_last_words(shared, core, LastWord::decode(word), waited);
-    }
+    let is_needed =
+        word != 0 && !shared.membership.abort_flag().is_raised() && shared.world.control.is_closed();
+    is_needed.then(|| LastWord::decode(word))
 }
 
+/// Adopts the cause of such a word. This may take a while, in which other threads need the core.
 #[cold]
-fn take_last_words(shared: &Shared, core: &Core, word: LastWord, waited: Waited) {
-    show_call(core, waited);
+pub(super) fn adopt_last_word(shared: &Shared, word: LastWord, waited: Waited) {
+    show_call(&shared.core(), waited);
     let LastWord { kind, by, about } = word;
     if by >= shared.group.size || by == shared.group.rank {
         return;
@@ -68,7 +69,7 @@ fn take_last_words(shared: &Shared, core: &Core, word: LastWord, waited: Waited)
         AbortKind::PeerLost => {
             AbortCause::lost(about, &Loss::new(LossCause::Closed, format!("rank {by} found it gone")))
         }
-        AbortKind::Mismatch => mismatch_of_others(core, (by, about), waited),
+        AbortKind::Mismatch => mismatch_of_others(shared, (by, about), waited),
         AbortKind::Timeout => AbortCause::new(by, kind, "it did not finish in time"),
         AbortKind::User
         | AbortKind::CoordinatorLost
@@ -80,12 +81,13 @@ fn take_last_words(shared: &Shared, core: &Core, word: LastWord, waited: Waited)
 }
 
 /// Describes a mismatch between `by` and `about`, which may be this rank, as this rank sees it.
-fn mismatch_of_others(core: &Core, (by, about): (u32, u32), waited: Waited) -> AbortCause {
+fn mismatch_of_others(shared: &Shared, (by, about): (u32, u32), waited: Waited) -> AbortCause {
     let own = waited.summary().map(Summary::label);
     // If this rank has the same call as `by`, it names the other's.
-    let other = if own == shown_call(core, by) { about } else { by };
+    let other = if own == shown_call(&shared.core(), by) { about } else { by };
     // That rank has shown an earlier call, or none, until it meets the mismatch too.
-    let theirs = within(NAME_MAX, || shown_call(core, other).filter(|theirs| Some(*theirs) != own));
+    let shown = || shown_call(&shared.core(), other);
+    let theirs = within(NAME_MAX, || shown().filter(|theirs| Some(*theirs) != own));
     let theirs = theirs.map_or_else(|| "something else".to_owned(), |theirs| theirs.to_string());
     AbortCause::new(other, AbortKind::Mismatch, theirs)
 }

@@ -14,7 +14,7 @@ use super::{call_helper, check_usable, lend, wait_for};
 use crate::call::{self, AdapterAccess, Call, Counts, Form, GpuBuffers, Waited, reduces};
 use crate::communicator::{Core, CoreGuard, Shared, on_gpus};
 use crate::dispatch::{Decision, Known, Way};
-use crate::engine::{Buffers, Id, Job, Lent, Owner};
+use crate::engine::{Buffers, Id, Job, Lent, Owner, Reservation};
 use crate::error::{Error, Result};
 use crate::failure::Cause;
 use crate::gpu::GpuPath;
@@ -38,12 +38,33 @@ pub(super) struct Begun {
     combine: Option<Combine>,
     /// Path of a call on GPU memory.
     path: Option<GpuPath>,
+    kept: Kept,
+}
+
+/// Place that a call has kept in the order of calls while it asked for symmetric buffers.
+#[derive(Clone, Copy)]
+pub(super) enum Kept {
+    /// The call has not asked.
+    Nothing,
+    /// A turn at the exchange.
+    Turn(u64),
+    /// A place among the blocking operations.
+    Operation(Reservation),
 }
 
 impl Begun {
     /// Returns the full description of the awaited call. Most calls are over before anybody asks for it.
     pub(super) fn waited(&self, call: &Call) -> Waited {
         Waited::call(call.summary(self.form), self.sequence)
+    }
+
+    /// Returns the turn at the exchange that the call has already.
+    #[inline]
+    pub(super) const fn turn(&self) -> Option<u64> {
+        match self.kept {
+            Kept::Turn(turn) => Some(turn),
+            Kept::Nothing | Kept::Operation(_) => None,
+        }
     }
 
     /// Returns the kernel that reduces.
@@ -88,21 +109,60 @@ unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> R
     let mut core = shared.core();
     let begun = begin(shared, &mut core, call, form)?;
     let Decision { asks_for_symmetric, way } = core.decide(call, form);
-    if asks_for_symmetric {
-        // SAFETY: the caller's promise, passed on.
-        let (returned, done) = unsafe { run_symmetric(shared, core, call, &begun, limit) }
-            .inspect_err(|error| refused(shared, error, begun.sequence))?;
-        core = returned;
-        if done {
-            core.end_call(begun.sequence);
-            return Ok(());
+    // SAFETY: the caller's promise, passed on.
+    unsafe {
+        if asks_for_symmetric {
+            ask_first(shared, core, call, way, begun, limit)
+        } else {
+            carry_out(shared, core, call, way, &begun, limit)
         }
     }
+}
+
+/// Runs a call on symmetric buffers, or as was decided if they are not.
+///
+/// # Safety
+/// See [`run_within`].
+#[inline(never)]
+unsafe fn ask_first<'a>(
+    shared: &'a Shared,
+    core: CoreGuard<'a>,
+    call: &Call,
+    way: Way,
+    begun: Begun,
+    limit: Duration,
+) -> Result<()> {
+    // SAFETY: the caller's promise, passed on.
+    let asked = unsafe { run_symmetric(shared, core, call, way, &begun, limit) };
+    let (mut core, declined) = asked.inspect_err(|error| refused(shared, error, begun.sequence))?;
+    match declined {
+        // SAFETY: the caller's promise, passed on.
+        Some(kept) => unsafe { carry_out(shared, core, call, way, &Begun { kept, ..begun }, limit) },
+        None => {
+            core.end_call(begun.sequence);
+            Ok(())
+        }
+    }
+}
+
+/// Runs a call as was decided.
+///
+/// # Safety
+/// See [`run_within`].
+#[inline(always)]
+unsafe fn carry_out<'a>(
+    shared: &'a Shared,
+    core: CoreGuard<'a>,
+    call: &Call,
+    way: Way,
+    begun: &Begun,
+    limit: Duration,
+) -> Result<()> {
     // SAFETY: the caller's promise, passed on.
     let mut core = unsafe {
         match way {
-            Way::Exchange if call.gpus.is_none() => run_exchange(shared, core, call, &begun, limit),
-            way => run_started(shared, core, call, way, &begun, limit),
+            Way::Exchange if call.gpus.is_none() => run_exchange(shared, core, call, begun, limit),
+            way => run_started(shared, core, call, way, begun, limit),
         }
     }
     .inspect_err(|error| refused(shared, error, begun.sequence))?;
@@ -179,7 +239,7 @@ fn begin(shared: &Shared, core: &mut Core, call: &Call, form: Form) -> Result<Be
     shared.membership.board().start(sequence, label);
     let Known { signature, combine } = core.calls.last.look_up(call, label);
     let tag = call::tag(shared.group.id, sequence, signature);
-    Ok(Begun { sequence, form, tag, combine, path })
+    Ok(Begun { sequence, form, tag, combine, path, kept: Kept::Nothing })
 }
 
 #[cold]
@@ -211,17 +271,27 @@ unsafe fn launch<'a>(
     let combine = begun.combine(shared, call)?;
     let place = (shared.group.rank, shared.group.size);
     if way == Way::Plan {
-        let mut job = job(&mut core, call, begun, combine, place)?;
+        let job = job(&mut core, call, begun, combine, place);
+        let mut job = job.inspect_err(|_| {
+            if let Kept::Operation(reservation) = begun.kept {
+                core.engine.unreserve(reservation);
+            }
+        })?;
         job.keep = keep.take();
         // SAFETY: the caller's promise, passed on.
-        let id = unsafe { core.engine.start(job, begun.form) };
+        let id = unsafe {
+            match begun.kept {
+                Kept::Operation(reservation) => core.engine.start_reserved(reservation, job),
+                Kept::Nothing | Kept::Turn(_) => core.engine.start(job, begun.form),
+            }
+        };
         return Ok((core, id));
     }
     let Core { engine, exchange: Some(exchange), .. } = &mut *core else {
         unreachable!("it was decided for")
     };
     // SAFETY: the caller's promise, passed on.
-    match unsafe { exchange.start(engine, call, (combine, begun.tag), place, keep) } {
+    match unsafe { exchange.start(engine, call, (combine, begun.tag, begun.turn()), place, keep) } {
         Ok(id) => Ok((core, id)),
         // A GPU's driver refused in the middle of a call, so the other ranks cannot go on either.
         Err(error) => {

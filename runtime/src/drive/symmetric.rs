@@ -6,15 +6,17 @@ use kolo_transport::ErrorKind;
 
 use super::driver::{Fault, Goal, drive, patience};
 use super::exchange::at_the_exchange;
-use super::run::Begun;
+use super::run::{Begun, Kept};
 use super::{Step, lend};
 use crate::call::Call;
 use crate::cancel::Whole;
 use crate::communicator::{Attended, Core, CoreGuard, Shared};
+use crate::dispatch::Way;
 use crate::error::Result;
 use crate::symmetric::{self, SymmetricCall};
 
-/// Runs a call that asks for symmetric buffers. Returns false if it must go another way.
+/// Runs a call that asks for symmetric buffers. Returns `None` if it is done. Otherwise the call must go `way`, in the
+/// place that it has kept there: threads that call meanwhile come after it, as on all other ranks.
 ///
 /// # Safety
 /// Until this returns, the buffers of the call are valid and nobody else touches them.
@@ -23,9 +25,10 @@ pub(super) unsafe fn run_symmetric<'a>(
     shared: &'a Shared,
     mut core: CoreGuard<'a>,
     call: &Call,
+    way: Way,
     begun: &Begun,
     limit: Duration,
-) -> Result<(CoreGuard<'a>, bool)> {
+) -> Result<(CoreGuard<'a>, Option<Kept>)> {
     let combine = begun.combine(shared, call)?;
     // Dropped last: taking the buffers back, after `lend`, is part of the call.
     let _whole = Whole::new();
@@ -34,15 +37,25 @@ pub(super) unsafe fn run_symmetric<'a>(
     let mut running = None;
     let running = &mut running;
     lend(shared, move || {
-        let Core { exchange: Some(exchange), symmetric, .. } = &mut *core else {
+        let Core { engine, exchange: Some(exchange), symmetric, .. } = &mut *core else {
             unreachable!("there are symmetric buffers only where there is an exchange")
         };
         let running = running.insert(symmetric.enter(&mut exchange.compiled, call, combine, begun.tag));
+        let kept = match way {
+            Way::Exchange => Kept::Turn(running.keep_next(&mut exchange.compiled)),
+            Way::Plan => Kept::Operation(engine.reserve()),
+        };
         let mut is_declined = false;
         let reaching = Reaching { running, is_declined: &mut is_declined };
         let _attended = Attended::new(&shared.attendance);
-        let core = drive(shared, core, reaching, begun.waited(call), &mut patience(shared, limit))?;
-        Ok((core, !is_declined))
+        let mut core = drive(shared, core, reaching, begun.waited(call), &mut patience(shared, limit))?;
+        if is_declined {
+            return Ok((core, Some(kept)));
+        }
+        if let Kept::Operation(reservation) = kept {
+            core.engine.unreserve(reservation);
+        }
+        Ok((core, None))
     })
 }
 

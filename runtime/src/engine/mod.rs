@@ -3,7 +3,8 @@
 //!
 //! All ranks divide the channels of a pair alike: channel 0 is for point-to-point transfers, and the rest form equal
 //! *groups* of consecutive channels. Blocking calls use group 0, one after the other. The k-th asynchronous call uses
-//! group `1 + k mod (GROUPS - 1)`; a call whose group is busy is queued behind it.
+//! group `1 + k mod (GROUPS - 1)`; a call whose group is busy is queued behind it. A blocking call that does not know yet
+//! whether it becomes an operation [reserves](Engine::reserve) its place in group 0.
 
 mod copies;
 mod gpu_messages;
@@ -16,6 +17,7 @@ mod memory;
 mod operation;
 mod outcomes;
 mod probing;
+mod reserved;
 mod staged;
 mod staging;
 mod sync_copy;
@@ -38,6 +40,7 @@ pub(crate) use matching::label;
 pub(crate) use memory::Buffers;
 use operation::Operation;
 pub(crate) use operation::{Job, Lent, needs};
+pub(crate) use reserved::Reservation;
 pub(crate) use sync_copy::SyncCopier;
 
 pub(crate) use staging::Staging;
@@ -69,6 +72,8 @@ pub(crate) enum Id {
 #[derive(Debug)]
 enum Phase {
     Free,
+    /// A call may become an operation here.
+    Reserved,
     Queued(Box<Job>),
     Running,
     /// Another component carries the operation out.
@@ -154,8 +159,7 @@ impl Engine {
     /// # Safety
     /// Until the operation is done or [`Engine::abort`] has returned, the job's buffers are valid and nobody else
     /// touches them.
-    pub(crate) unsafe fn start(&mut self, mut job: Job, form: Form) -> Id {
-        let _floats = DefaultFloats::enter();
+    pub(crate) unsafe fn start(&mut self, job: Job, form: Form) -> Id {
         let group = match form {
             Form::Blocking => 0,
             Form::Started => {
@@ -164,14 +168,31 @@ impl Engine {
                 1 + turn as u16
             }
         };
+        let slot = self.join_group(group);
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.start_in(slot, job) }
+    }
+
+    /// Takes a slot behind the others of a group.
+    fn join_group(&mut self, group: u16) -> u16 {
+        let slot = self.take_slot();
+        self.groups[group as usize].push_back(slot);
+        let entry = &mut self.slots[slot as usize];
+        (entry.phase, entry.group, entry.forgotten) = (Phase::Reserved, group, false);
+        slot
+    }
+
+    /// Starts an operation in a slot that has joined its group, or queues it.
+    ///
+    /// # Safety
+    /// See [`Engine::start`].
+    unsafe fn start_in(&mut self, slot: u16, mut job: Job) -> Id {
+        let _floats = DefaultFloats::enter();
+        let group = self.slots[slot as usize].group;
         job.channel_base = TRANSFER_CHANNEL + 1 + group * self.channels_per_operation();
         job.area_base = group * STAGE_SEGMENTS as u16;
-        let slot = self.take_slot();
-        let queue = &mut self.groups[group as usize];
-        queue.push_back(slot);
-        let first = queue.len() == 1;
+        let first = self.groups[group as usize].front() == Some(&slot);
         let entry = &mut self.slots[slot as usize];
-        (entry.group, entry.forgotten) = (group, false);
         // The operation takes the next generation when it starts.
         let generation = entry.operation.generation().wrapping_add(1);
         self.running += 1;
@@ -531,20 +552,29 @@ impl Engine {
         self.went_on(name.slot, result);
     }
 
-    /// Ends an operation, and starts the next one of its group. Many may be over as soon as they start.
-    fn done(&mut self, mut slot: u16) {
-        loop {
-            let group = &mut self.groups[self.slots[slot as usize].group as usize];
-            debug_assert_eq!(group.front(), Some(&slot));
-            group.pop_front();
-            let next = group.front().copied();
-            self.over(slot);
-            let Some(next) = next else { return };
-            let phase = std::mem::replace(&mut self.slots[next as usize].phase, Phase::Running);
-            let Phase::Queued(job) = phase else { return };
+    /// Ends an operation, and starts the next one of its group.
+    fn done(&mut self, slot: u16) {
+        let group = self.slots[slot as usize].group;
+        let first = self.groups[group as usize].pop_front();
+        debug_assert_eq!(first, Some(slot));
+        self.over(slot);
+        self.start_first(group);
+    }
+
+    /// Starts the first operation of a group, if it is queued. Many may be over as soon as they start.
+    fn start_first(&mut self, group: u16) {
+        while let Some(first) = self.groups[group as usize].front().copied() {
+            let phase = &mut self.slots[first as usize].phase;
+            if !matches!(phase, Phase::Queued(_)) {
+                return;
+            }
+            let Phase::Queued(job) = std::mem::replace(phase, Phase::Running) else { return };
             // SAFETY: the promise to `start` for this job still holds, since it is not done.
-            match unsafe { self.launch(next, *job) } {
-                Ok(true) => slot = next,
+            match unsafe { self.launch(first, *job) } {
+                Ok(true) => {
+                    self.groups[group as usize].pop_front();
+                    self.over(first);
+                }
                 Ok(false) => return,
                 Err(error) => return self.fail(error),
             }

@@ -13,7 +13,7 @@ impl Engine {
                     // The operation takes the next generation when it starts.
                     Phase::Queued(_) => entry.operation.generation().wrapping_add(1) != generation,
                     Phase::Running | Phase::Elsewhere => entry.operation.generation() != generation,
-                    Phase::Done | Phase::Free => true,
+                    Phase::Reserved | Phase::Done | Phase::Free => true,
                 }
             }
             Id::Transfer { slot, generation } => self.transfers.is_done(slot, generation),

@@ -40,8 +40,8 @@ struct Started {
 unsafe impl Send for Started {}
 
 impl Exchange {
-    /// Takes a turn for a started call, and advances the call as far as possible. A call on GPU memory first copies its
-    /// input, and then takes its turn like any other, so ranks with host memory see no difference.
+    /// Lets in a started call, which has `turn` or takes the next one, and advances it as far as possible. A call on GPU
+    /// memory first copies its input, and then takes its turn like any other, so ranks with host memory see no difference.
     ///
     /// # Errors
     /// If a GPU's driver refuses. The turn is then not taken, so the communicator cannot be used any more.
@@ -53,7 +53,7 @@ impl Exchange {
         &mut self,
         engine: &mut Engine,
         call: &Call,
-        (combine, tag): (Combine, u64),
+        (combine, tag, turn): (Combine, u64, Option<u64>),
         (rank, members): (u32, u32),
         keep: &mut Option<Owner>,
     ) -> Result<Id, Error> {
@@ -66,8 +66,10 @@ impl Exchange {
             self.queue.bounces.loaded_bytes += unsafe { taken.load() }? as u64;
         }
         let id = engine.admit(keep.take());
-        let cursor = self.compiled.enter(&call, combine, tag);
-        self.queue.waiting.push_back(Started { id, call, cursor, bounce });
+        let cursor = self.compiled.enter(&call, combine, tag, turn);
+        // A turn that the call had before may come before those of calls that were started meanwhile.
+        let at = self.queue.waiting.partition_point(|earlier| earlier.cursor.turn() < cursor.turn());
+        self.queue.waiting.insert(at, Started { id, call, cursor, bounce });
         self.progress(engine);
         Ok(id)
     }

@@ -28,6 +28,25 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
+    /// Returns the cause that a fatal error of the control plane names.
+    pub(crate) fn of(error: &Error) -> Option<Self> {
+        Some(match error.clone() {
+            Error::PeerLost { peer, cause, detail, .. } => {
+                Self::PeerLost { peer, cause: Loss::new(cause, detail) }
+            }
+            Error::Timeout { context, after, waiting_for } => {
+                let ErrorContext { operation, sequence, .. } = context;
+                Self::Timeout { after, waiting_for, operation, sequence }
+            }
+            Error::Aborted { by, kind, reason, .. } => Self::Aborted { by, kind, reason },
+            Error::Transport { source, .. } => Self::Transport(*source),
+            Error::Mismatch { context, peer, theirs } => {
+                Self::Mismatch { peer, theirs, ours: context.operation, sequence: context.sequence }
+            }
+            _ => return None,
+        })
+    }
+
     /// Returns the error for a call that meets this cause.
     pub(crate) fn error(self, context: ErrorContext, rank: u32) -> Error {
         match self {

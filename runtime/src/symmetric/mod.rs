@@ -79,6 +79,8 @@ pub(crate) struct SymmetricCall<'a> {
     kit: Kit,
     tag: u64,
     pub(crate) turn: u64,
+    /// Whether the call also has the next turn, which it needs if it is declined.
+    keeps_next: bool,
     phase: Phase,
     locations: BufferLocations,
     /// Whether this rank has published its locations.
@@ -235,6 +237,7 @@ impl SymmetricBuffers {
             kit,
             tag,
             turn: exchange.take_turn(),
+            keeps_next: false,
             phase: Phase::Locating,
             locations,
             is_located: false,
@@ -264,7 +267,11 @@ impl SymmetricBuffers {
                     }
                     let Some(job) = self.agreed(exchange, running)? else {
                         running.exposure = None;
-                        exchange.end_turn();
+                        if running.keeps_next {
+                            exchange.pass_turn();
+                        } else {
+                            exchange.end_turn();
+                        }
                         return Ok(Step::Declined);
                     };
                     running.phase = Phase::Working(job);
@@ -286,6 +293,9 @@ impl SymmetricBuffers {
                         return Ok(Step::Waits);
                     }
                     exchange.end_exchange();
+                    if running.keeps_next {
+                        exchange.pass_turn();
+                    }
                     exchange.end_turn();
                     running.exposure = None;
                     // SAFETY: the work of all ranks on this rank's buffers is over, so they are its own again.
@@ -408,6 +418,14 @@ impl SymmetricBuffers {
             Some(what) => format!("not symmetric: the {what} is not in a symmetric buffer{last}"),
             None => format!("symmetric: by window, if the other ranks' buffers are symmetric{last}"),
         })
+    }
+}
+
+impl SymmetricCall<'_> {
+    /// Takes the next turn too, for the case that the call is declined. No other call may have taken it.
+    pub(crate) fn keep_next(&mut self, exchange: &mut CompiledExchange) -> u64 {
+        self.keeps_next = true;
+        exchange.take_turn()
     }
 }
 

@@ -125,11 +125,17 @@ impl CompiledExchange {
         exchange
     }
 
-    /// Takes a turn for a call that the exchange serves.
+    /// Lets in a call that the exchange serves. The call has `turn`, or takes the next one.
     #[inline(always)]
-    pub(crate) fn enter(&mut self, call: &Call, combine: Combine, tag: u64) -> ExchangeCursor {
+    pub(crate) fn enter(
+        &mut self,
+        call: &Call,
+        combine: Combine,
+        tag: u64,
+        turn: Option<u64>,
+    ) -> ExchangeCursor {
         let mut cursor = ExchangeCursor::new(call, combine, tag, self.members, self.cuts);
-        cursor.turn = self.take_turn();
+        cursor.turn = turn.unwrap_or_else(|| self.take_turn());
         cursor.streams = self.streams(call, cursor.block);
         if self.may_read_in_place(call.collective, cursor.block) {
             cursor.in_place.stand = Stand::Fresh;
@@ -160,6 +166,11 @@ impl CompiledExchange {
         if self.turns != self.turns_over {
             self.turnstile.tell(self.turns_over);
         }
+    }
+
+    /// Ends the current turn of a call that also has the next one, so nobody else is told.
+    pub(crate) fn pass_turn(&mut self) {
+        self.turns_over += 1;
     }
 
     /// Advances an exchange of `words`, of equal length on all ranks, as far as possible. Returns true once the
