@@ -245,13 +245,13 @@ unsafe extern "C" fn koloStateFetch(
         // SAFETY: the header's promise, for all pointers; a state that is not null is from this call or `koloStateCreate`.
         unsafe {
             let state = state.as_mut().ok_or_else(|| usage("state is NULL"))?;
+            // The state is made even if the call fails, so that the next attempt continues where this one ends.
+            if state.is_null() {
+                *state = Box::into_raw(Box::new(Mutex::new(State::new())));
+            }
             let text = checked::text("invitation", invitation)?.ok_or_else(|| usage("invitation is NULL"))?;
             let (invitation, limit) = (text.parse::<Invitation>()?, limit("limit_ms", limit_ms)?);
             let fetched = with_parts(parts, count, |parts| {
-                // The state is made even if the call fails, so that the next attempt continues where this one ends.
-                if state.is_null() {
-                    *state = Box::into_raw(Box::new(Mutex::new(State::new())));
-                }
                 let state = state.as_ref().ok_or_else(no_state)?;
                 let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
                 Ok(state.fetch(&invitation, parts, limit)?)

@@ -157,7 +157,7 @@ static void fetch(koloState_t *state, const char *invitation) {
     FAILS(koloStateFetch(state, "nonsense", 1, parts, 1, NULL), KOLO_CONFIGURATION, "invitation");
     FAILS(koloStateFetch(state, invitation, -1, parts, 1, NULL), KOLO_USAGE, "limit_ms is -1");
     FAILS(koloStateFetch(state, invitation, 1, wrong, 2, NULL), KOLO_USAGE, "parts 'table' and 'again' overlap");
-    CHECK(*state == NULL);
+    CHECK(*state != NULL);
     FAILS(koloStateFetch(state, invitation, 0, parts, 1, NULL), KOLO_JOIN, "in time");
     CHECK(*state != NULL);
     OK(koloStateFetch(state, invitation, 60000, parts, 1, &received));
