@@ -352,8 +352,9 @@ impl Communicator {
     }
 
     /// Returns the error that the next call would give, if the communicator has failed. For programs that want to
-    /// hear of a failure elsewhere while they are not inside a call. Makes no progress on operations. Returns within
-    /// a second, and at once while all is well.
+    /// hear of a failure elsewhere while they are not inside a call. Makes no progress on operations. Returns at
+    /// once while all is well. If a transport has failed and no call has found out why, it asks the other ranks, for
+    /// four seconds at most.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
         drive::standing_error(&self.shared)
