@@ -29,7 +29,10 @@
  *             other overlap of a call's buffers is KOLO_USAGE, and so is a length of more than PTRDIFF_MAX bytes.
  * fork        A communicator belongs to the process that made it. In a child made by fork, calls on it (koloCommAbort too)
  *             fail with KOLO_USAGE and do nothing; destroying and freeing succeed at once and leave the parent's
- *             communicator and memory alone. The child may make communicators of its own.
+ *             communicator and memory alone. These calls succeed, and tell as little as if nothing had been called yet:
+ *             koloTest, koloCommRank, koloCommSize, koloCommLocalRank, koloCommEpoch, koloCommRanksBefore, koloCommSlots,
+ *             koloCommOwnShards, koloCommSummary, koloCommSettings, koloCommWaiting and koloCommGetAsyncError (which
+ *             writes KOLO_USAGE). The child may make communicators of its own.
  * Cancelling  pthread_cancel takes effect after a call has returned: no thread ends inside Kolo. This holds for deferred
  *             cancellation, the default; a thread of type PTHREAD_CANCEL_ASYNCHRONOUS must not call Kolo.
  *

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use kolo_rs::error::codes;
 use kolo_rs::{AbortReason, Error};
@@ -40,6 +40,10 @@ impl Failure {
     /// Returns the `koloResult_t`.
     pub(crate) const fn code(&self) -> c_int {
         self.code
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
     }
 }
 
@@ -80,22 +84,34 @@ impl From<Error> for Failure {
     }
 }
 
-/// Keeps the last error of a communicator.
+/// Keeps the last error of a communicator, and counts its errors.
 #[derive(Debug, Default)]
-pub(crate) struct LastError(Mutex<Option<Failure>>);
+pub(crate) struct LastError(Mutex<(u64, Option<Failure>)>);
 
 impl LastError {
-    pub(crate) fn set(&self, failure: &Failure) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure.clone());
+    fn lock(&self) -> MutexGuard<'_, (u64, Option<Failure>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the message of the last error; empty if there was none.
-    pub(crate) fn message(&self) -> String {
-        self.copy().map(|failure| failure.message).unwrap_or_default()
+    pub(crate) fn set(&self, failure: &Failure) {
+        let (count, last) = &mut *self.lock();
+        *count += 1;
+        *last = Some(failure.clone());
+    }
+
+    /// Returns the number of errors so far.
+    pub(crate) fn count(&self) -> u64 {
+        self.lock().0
     }
 
     pub(crate) fn copy(&self) -> Option<Failure> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().1.clone()
+    }
+
+    /// Returns the last error, if it is not among the first `count`.
+    pub(crate) fn copy_after(&self, count: u64) -> Option<Failure> {
+        let (now, last) = &*self.lock();
+        last.clone().filter(|_| *now > count)
     }
 }
 

@@ -78,8 +78,8 @@ unsafe extern "C" fn koloCommGrow(comm: *const Comm, most: c_int, result: *mut *
     // SAFETY: the header's promise, for both pointers.
     unsafe {
         with_comm("koloCommGrow", comm, |comm| {
-            let most = checked::number("most", most)?;
-            take_in(result, || comm.communicator.grow(most))
+            // All ranks must hear of a number that makes no sense, so it is not refused here.
+            take_in(result, || comm.communicator.grow(u32::try_from(most).unwrap_or(u32::MAX)))
         })
     }
 }
@@ -245,13 +245,13 @@ unsafe extern "C" fn koloStateFetch(
         // SAFETY: the header's promise, for all pointers; a state that is not null is from this call or `koloStateCreate`.
         unsafe {
             let state = state.as_mut().ok_or_else(|| usage("state is NULL"))?;
+            // The state is made even if the call fails, so that the next attempt continues where this one ends.
+            if state.is_null() {
+                *state = Box::into_raw(Box::new(Mutex::new(State::new())));
+            }
             let text = checked::text("invitation", invitation)?.ok_or_else(|| usage("invitation is NULL"))?;
             let (invitation, limit) = (text.parse::<Invitation>()?, limit("limit_ms", limit_ms)?);
             let fetched = with_parts(parts, count, |parts| {
-                // The state is made even if the call fails, so that the next attempt continues where this one ends.
-                if state.is_null() {
-                    *state = Box::into_raw(Box::new(Mutex::new(State::new())));
-                }
                 let state = state.as_ref().ok_or_else(no_state)?;
                 let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
                 Ok(state.fetch(&invitation, parts, limit)?)

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
@@ -68,15 +69,19 @@ impl Group {
         let (survivors, handle) = (self.survivors.as_mut().ok_or_else(broken)?, &self.comm);
         // The step's last return value, and the error that stands for it.
         let (last, mut meant) = (Cell::new(SUCCESS), String::new());
+        // Errors of the communicator before the step, which are not the step's.
+        let before = Cell::new(0);
         let step = |comm: &Communicator| {
             show(handle, comm);
+            before.set(handle.last_error.count());
             last.set(step(Arc::as_ptr(handle)));
             if last.get() == SUCCESS {
                 return Ok(());
             }
             // A step that failed for a reason of its own is not repeated, even if its communicator has failed too.
             let error = if result::is_fatal(last.get()) { comm.error() } else { None };
-            let error = error.unwrap_or_else(|| failed(comm, last.get(), &handle.last_error.message()));
+            let error =
+                error.unwrap_or_else(|| failed(comm, last.get(), handle.last_error.copy_after(before.get())));
             meant = error.to_string();
             Err(error)
         };
@@ -87,7 +92,7 @@ impl Group {
         done.map_err(|error| match last.get() {
             // If this rank's own step failed, the caller gets that step's result.
             code if code != SUCCESS && error.to_string() == meant => {
-                let own = handle.last_error.copy().filter(|failure| failure.code() == code);
+                let own = handle.last_error.copy_after(before.get()).filter(|failure| failure.code() == code);
                 own.unwrap_or_else(|| Failure::from(error).with_code(code))
             }
             _ => error.into(),
@@ -102,10 +107,13 @@ fn show(handle: &Comm, members: &Communicator) {
 }
 
 /// Makes the error of a step that failed, but not because its communicator did; such a step is not repeated.
-fn failed(comm: &Communicator, code: c_int, message: &str) -> Error {
+fn failed(comm: &Communicator, code: c_int, own: Option<Failure>) -> Error {
     let mut context = ErrorContext::default();
     (context.rank, context.operation) = (comm.rank(), "step".to_owned());
-    let problem = format!("it returned {code}; the last error of its communicator is '{message}'");
+    let mut problem = format!("it returned {code}");
+    if let Some(own) = own {
+        let _ = write!(problem, "; the last error of its communicator is '{}'", own.message());
+    }
     Error::Usage { context, problem }
 }
 

@@ -106,8 +106,9 @@ use crate::wait::Policy;
 ///
 /// # Fork
 /// A communicator belongs to the process that made it. In a child made by `fork`, calls on the communicator, and on
-/// objects made from it, fail with [`crate::Error::Usage`] and do nothing. [`Communicator::abort`] does nothing there,
-/// and dropping has no effect and returns at once. The parent and the other ranks go on. The child may make
+/// objects made from it, fail with [`crate::Error::Usage`] and do nothing. Questions that have no error, such as
+/// [`Communicator::rank`] and [`Communicator::summary`], are answered. [`Communicator::abort`] does nothing there, and
+/// dropping has no effect and returns at once. The parent and the other ranks go on. The child may make
 /// communicators of its own. See [`Communicator::check_process`].
 #[derive(Debug)]
 pub struct Communicator {
@@ -354,8 +355,9 @@ impl Communicator {
     }
 
     /// Returns the error that the next call would give, if the communicator has failed. For programs that want to
-    /// hear of a failure elsewhere while they are not inside a call. Makes no progress on operations. Returns within
-    /// a second, and at once while all is well.
+    /// hear of a failure elsewhere while they are not inside a call. Makes no progress on operations. Returns at
+    /// once while all is well. If a transport has failed and no call has found out why, it asks the other ranks, for
+    /// four seconds at most.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
         drive::standing_error(&self.shared)

@@ -30,6 +30,7 @@ static void refused_calls(koloRequest_t *waited, koloRequest_t *freed) {
     int x[3] = {1000, 1000, 1000}, y[3], peer = 0, done = 0;
     size_t counts[3] = {1, 1, 1};
     void *memory = NULL;
+    uint64_t epoch = 0;
     char text[64];
     koloComm_t none = NULL;
     koloRequest_t request = NULL;
@@ -70,6 +71,16 @@ static void refused_calls(koloRequest_t *waited, koloRequest_t *freed) {
     OK(koloRequestFree(freed));
     OK(koloCommRank(comm, &peer));
     CHECK(peer == rank);
+    OK(koloCommSize(comm, &peer));
+    OK(koloCommLocalRank(comm, &peer));
+    OK(koloCommEpoch(comm, &epoch));
+    OK(koloCommRanksBefore(comm, y));
+    OK(koloCommSlots(comm, y));
+    OK(koloCommOwnShards(comm, 3, &peer, &done));
+    OK(koloCommSummary(comm, text, sizeof text, NULL));
+    OK(koloCommSettings(comm, text, sizeof text, NULL));
+    OK(koloCommWaiting(comm, &done));
+    CHECK(done == 0);
 }
 
 static void make_group(void) {

@@ -48,7 +48,7 @@ static koloComm_t take_in(koloComm_t comm) {
     koloComm_t next = NULL;
     int waiting = 0, epoch_is = 0;
     uint64_t epoch = 9;
-    FAILS(koloCommGrow(comm, -1, &next), KOLO_USAGE, "most is -1");
+    FAILS(koloCommGrow(comm, -1, &next), KOLO_USAGE, "more than the 4096 that are supported");
     FAILS(koloCommGrow(comm, 4, NULL), KOLO_USAGE, "result is NULL");
     CHECK(koloCommWaiting(comm, NULL) == KOLO_USAGE && koloCommSlots(comm, NULL) == KOLO_USAGE);
     CHECK(koloCommAccept(comm, NULL, 7, NULL) == KOLO_USAGE && koloCommReplace(comm, NULL) == KOLO_USAGE);

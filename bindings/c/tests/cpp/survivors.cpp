@@ -64,8 +64,8 @@ int main() {
     EXPECT(state.version() == 7 && !state.offer(group, parts));
     kolo::State none;
     EXPECT(!none.version());
-    EXPECT(failure([&] { none.fetch("nonsense", parts, std::chrono::seconds(1)); }) == KOLO_CONFIGURATION);
     EXPECT(failure([&] { none.offer(group, parts); }) == KOLO_USAGE);
+    EXPECT(failure([&] { none.fetch("nonsense", parts, std::chrono::seconds(1)); }) == KOLO_CONFIGURATION);
 
     // Rank 0, which runs the control plane, ends in the middle of a step.
     changes.clear();
