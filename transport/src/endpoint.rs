@@ -271,8 +271,7 @@ pub trait Endpoint: Send + std::fmt::Debug {
     fn introduce(&mut self, peer: u32, address: &[u8]) -> Result<Reach, Error>;
 
     /// Sets up the resources that the introduced peers share (connections are made later, on first use). Blocks until
-    /// done or until `deadline`. Every reachable peer calls it at about the same time. While it waits, it asks the owner
-    /// several times a second whether it has been told to give up (`is_aborted`).
+    /// done, `deadline` or `is_aborted` (asked several times a second). Every reachable peer calls it at about that time.
     ///
     /// # Errors
     /// If a peer does not show up in time, the owner gives up, or the system refuses.

@@ -217,6 +217,9 @@ impl Communicator {
             let problem = overlap(input, output, "with blocks of unequal length they must not overlap");
             return Err(self.usage(collective.name(), problem));
         }
+        if let Some(problem) = own_block_differs(raw, self.rank(), self.world_size()) {
+            return Err(self.usage(collective.name(), problem));
+        }
         Ok(Call {
             gpus: None,
             collective,
@@ -303,9 +306,9 @@ impl Communicator {
     }
 }
 
-/// Checks the numbers of counts, and that the rank's own block is as long in its input as in its output.
+/// Checks the numbers of counts.
 fn counts_of_blocks(raw: &RawCallV<'_>, rank: u32, world_size: u32) -> std::result::Result<(), String> {
-    let (ranks, own, at_root) = (world_size as usize, rank as usize, rank == raw.root);
+    let (ranks, at_root) = (world_size as usize, rank == raw.root);
     let (reads, writes) = match raw.collective {
         Collective::AllGather => (1, ranks),
         Collective::ReduceScatter => (ranks, 1),
@@ -320,11 +323,17 @@ fn counts_of_blocks(raw: &RawCallV<'_>, rank: u32, world_size: u32) -> std::resu
             return Err(format!("{found} {what} counts were given, but {wanted} are needed"));
         }
     }
-    let block_of = |counts: &[usize]| counts.get(if counts.len() == ranks { own } else { 0 }).copied();
-    match (block_of(input), block_of(output)) {
-        (Some(input), Some(output)) if input != output => Err(format!(
-            "this rank's own block has {input} elements in the input, but {output} in the output"
-        )),
-        _ => Ok(()),
-    }
+    Ok(())
+}
+
+/// Returns what is wrong if the rank's own block is not as long in its input as in its output.
+fn own_block_differs(raw: &RawCallV<'_>, rank: u32, world_size: u32) -> Option<String> {
+    let block_of = |counts: &[usize]| {
+        let own = if counts.len() == world_size as usize { rank as usize } else { 0 };
+        counts.get(own).copied()
+    };
+    let (input, output) = (block_of(raw.input_counts)?, block_of(raw.output_counts)?);
+    (input != output).then(|| {
+        format!("this rank's own block has {input} elements in the input, but {output} in the output")
+    })
 }

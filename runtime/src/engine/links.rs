@@ -1,6 +1,6 @@
 //! The endpoints of a communicator, and which of them leads to each peer.
 
-use super::Lent;
+use super::{Engine, Lent};
 use kolo_transport::{
     Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, Paced, ParkBy,
     Piece, Posted, Rail, Registered, Sink, Stage, StageCaps, Token, TransportKind,
@@ -299,5 +299,17 @@ impl Links {
         self.at_mut(peer).ok_or_else(|| {
             Error::new(ErrorKind::Usage, "kolo", Some(peer), "there is no transport to this rank".to_owned())
         })
+    }
+}
+
+impl Engine {
+    /// Checks that a peer is alive, as far as its transport can tell.
+    pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
+        self.links.look_for(peer)
+    }
+
+    /// See [`Endpoint::black_hole`].
+    pub(crate) fn black_hole(&mut self, peer: u32) -> Option<u32> {
+        self.links.black_hole(peer)
     }
 }

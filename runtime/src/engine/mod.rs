@@ -360,11 +360,6 @@ impl Engine {
         (self.copies.loaded_bytes, self.copies.stored_bytes, self.copies.flushes)
     }
 
-    /// Checks that a peer is alive, as far as its transport can tell.
-    pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
-        self.links.look_for(peer)
-    }
-
     /// Registers memory with the transports. Returns the outcome for each.
     ///
     /// # Safety
@@ -386,11 +381,6 @@ impl Engine {
     /// Returns the links, for questions about them.
     pub(crate) const fn links(&self) -> &Links {
         &self.links
-    }
-
-    /// As [`Engine::links`], for changes.
-    pub(crate) const fn links_mut(&mut self) -> &mut Links {
-        &mut self.links
     }
 
     /// Returns the number of operations and transfers that are not done.
