@@ -6,26 +6,20 @@
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
+use libc::{
+    IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU,
+    RTM_GETLINK, RTM_NEWLINK,
+};
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Values of linux/netlink.h, linux/rtnetlink.h and linux/if_link.h.
-const RTM_NEWLINK: u16 = 16;
-const RTM_GETLINK: u16 = 18;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-const NLM_F_REQUEST_DUMP: u16 = 0x301;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_MTU: u16 = 4;
-const IFLA_LINK: u16 = 5;
-const IFLA_MASTER: u16 = 10;
-const IFLA_LINKINFO: u16 = 18;
-const IFLA_LINK_NETNSID: u16 = 37;
-const IFLA_INFO_KIND: u16 = 1;
+const NLMSG_ERROR: u16 = libc::NLMSG_ERROR as u16;
+const NLMSG_DONE: u16 = libc::NLMSG_DONE as u16;
+const NLM_F_REQUEST_DUMP: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
 /// Bits of an attribute's type that say how it is encoded.
-const NLA_TYPE_MASK: u16 = 0x3fff;
+const NLA_TYPE_MASK: u16 = libc::NLA_TYPE_MASK as u16;
 
 /// Lengths of the headers of a message, and of the part of a message about a device that precedes its attributes.
-const HEADER: usize = 16;
+const HEADER: usize = size_of::<libc::nlmsghdr>();
 const DEVICE: usize = 16;
 
 /// The kernel fills at most 32 KiB at a time.
