@@ -61,6 +61,15 @@ def served(rank, folder):
     return store, address
 
 
+def configured(rank, ranks, folder):
+    """A group whose members have met, and the store at whose address they did."""
+    store, address = served(rank, folder)
+    group = ProcessGroupKolo(timeout=timedelta(seconds=SECONDS))
+    group.configure(f"{address}/1", f"replica{rank}", rank, ranks)
+    sum_is(group, ranks)
+    return store, address, group
+
+
 def sum_is(group, expected, opts=None):
     x = torch.ones(5)
     group.allreduce([x], ReduceOp.SUM if opts is None else opts).wait()
@@ -115,10 +124,7 @@ def test_operations():
 
 def test_errors_last_until_it_is_configured():
     def body(rank, ranks, folder):
-        store, address = served(rank, folder)
-        group = ProcessGroupKolo(timeout=timedelta(seconds=SECONDS))
-        group.configure(f"{address}/1", f"replica{rank}", rank, ranks)
-        sum_is(group, ranks)
+        store, address, group = configured(rank, ranks, folder)
         group.abort()
         assert isinstance(group.errored(), kolo.torch.Aborted)
         with pytest.raises(kolo.torch.Aborted):
@@ -162,10 +168,8 @@ def test_errors_last_until_it_is_configured():
 
 def test_a_blocking_call_raises():
     def body(rank, ranks, folder):
-        _, address = served(rank, folder)
-        group = ProcessGroupKolo(timeout=timedelta(seconds=SECONDS))
-        group.configure(f"{address}/1", f"replica{rank}", rank, ranks)
-        sum_is(group, ranks)
+        # Its store serves the others until this rank ends.
+        _store, _, group = configured(rank, ranks, folder)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         blocking = AllToAllOptions()
