@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kolo::JoinSpec;
-use kolo::internal::join::launched;
+use kolo::internal::join::{launched, rank_from_env};
 
 /// Makes an environment from "NAME=value" words, where %s stands for a space.
 fn environment(words: &str) -> impl Fn(&str) -> Option<String> {
@@ -345,4 +345,44 @@ fn a_launcher_tells_who_a_process_is() {
         "mpiexec in a batch script"
     );
     assert_eq!(told("RANK=0 WORLD_SIZE=2"), None, "that is for torch's launcher, or nobody's");
+}
+
+#[test]
+fn any_source_gives_a_process_its_rank() {
+    let found = |words: &str| {
+        let at = rank_from_env(&environment(words)).unwrap();
+        at.map(|at| (at.launcher, at.rank, at.world_size, at.variables.join(" ")))
+    };
+    let place = |launcher: &'static str, rank, size, variables: &str| {
+        Some((launcher, rank, size, variables.to_owned()))
+    };
+    assert_eq!(found("HOME=/"), None);
+    assert_eq!(found("SLURM_PROCID=0 SLURM_NTASKS=4"), None, "a batch script is no task");
+    assert_eq!(found("RANK=2 WORLD_SIZE=4 PMI_RANK=0 PMI_SIZE=1"), place("RANK", 2, 4, "RANK WORLD_SIZE"));
+    let own = "KOLO_RANK=1 KOLO_WORLD_SIZE=3 RANK=0 WORLD_SIZE=1";
+    assert_eq!(found(own), place("KOLO_RANK", 1, 3, "KOLO_RANK KOLO_WORLD_SIZE"));
+    let pals = place("Cray PALS", 1, 2, "PALS_RANKID PALS_NRANKS");
+    assert_eq!(found("PALS_RANKID=1 PALS_NRANKS=2 PMI_RANK=1 PMI_SIZE=2"), pals);
+    let url = "KOLO_RENDEZVOUS=tcp://127.0.0.1:29500?rank=1&world_size=3";
+    assert_eq!(found(url), place("KOLO_RENDEZVOUS", 1, 3, "KOLO_RENDEZVOUS"));
+    assert_eq!(found("KOLO_RENDEZVOUS=env://"), None);
+}
+
+#[test]
+fn half_a_place_is_an_error() {
+    for (words, named) in [
+        ("RANK=two WORLD_SIZE=4", "RANK"),
+        ("RANK=0 WORLD_SIZE=4x", "WORLD_SIZE"),
+        ("RANK=-1 WORLD_SIZE=4", "RANK"),
+        ("RANK=0 WORLD_SIZE=4 LOCAL_RANK=x", "LOCAL_RANK"),
+        ("WORLD_SIZE=4", "WORLD_SIZE=4 is set, but RANK is not"),
+        ("RANK=0", "RANK=0 is set, but WORLD_SIZE is not"),
+        ("RANK=4 WORLD_SIZE=4", "rank 4 does not exist in a job of 4 ranks"),
+        ("OMPI_COMM_WORLD_RANK=x OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK"),
+        ("PMI_RANK=0 PMI_SIZE=", "PMI_RANK=0 is set, but PMI_SIZE is not"),
+        ("KOLO_RENDEZVOUS=tcp://127.0.0.1:29500", "no variable says which rank"),
+    ] {
+        let error = rank_from_env(&environment(words)).unwrap_err().to_string();
+        assert!(error.contains(named), "{words}: {error}");
+    }
 }

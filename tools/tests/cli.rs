@@ -207,10 +207,10 @@ fn a_folder_whose_name_is_no_url_is_refused() {
 #[test]
 fn half_a_launcher_starts_no_cluster() {
     for (name, value, expected) in [
-        ("RANK", "x", "RANK is 'x'"),
+        ("RANK", "x", "RANK: 'x' is not a number"),
         ("WORLD_SIZE", "2", "RANK is not"),
         ("OMPI_COMM_WORLD_RANK", "0", "OMPI_COMM_WORLD_SIZE is not"),
-        ("PMI_RANK", "1/2", "PMI_RANK is '1/2'"),
+        ("PMI_RANK", "1/2", "PMI_RANK: '1/2' is not a number"),
     ] {
         let output = kolo("perf barrier -n 1 --ranks 2").env(name, value).output().unwrap();
         let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::launcher;
+use super::launcher::{self, Launched};
 use super::url;
 use super::{JoinSpec, Locator};
 use crate::config::check_unicode;
@@ -23,6 +23,8 @@ pub(crate) struct Place {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
     pub(crate) local_rank: Option<u32>,
+    /// The variables that say so.
+    pub(crate) variables: Vec<&'static str>,
     pub(crate) source: String,
 }
 
@@ -109,11 +111,45 @@ fn nothing_found(environment: Environment<'_>) -> Error {
     )
 }
 
+/// Returns the rank that the variables give this process, from the sources of [`JoinSpec::from_env`]. `None` if they give
+/// it none. Nothing is opened, and the place of rank 0 need not be known.
+///
+/// # Errors
+/// [`Error::Configuration`] if the variables contradict one another or are incomplete.
+pub fn rank_from_env(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
+    for (rank, size, local) in PAIRS {
+        if let Some(place) = numbered(environment, rank, size, local)? {
+            return Ok(Some(Launched::by(rank, place)));
+        }
+    }
+    if let Some(launched) = launcher::launched(environment)? {
+        return Ok(Some(launched));
+    }
+    match rendezvous(environment) {
+        // The URL may include the rank.
+        Some(_) => {
+            let JoinSpec { rank, world_size, local_rank, source, .. } = JoinSpec::from_env(environment)?;
+            let place = Place { rank, world_size, local_rank, variables: vec![RENDEZVOUS], source };
+            Ok(Some(Launched::by(RENDEZVOUS, place)))
+        }
+        None => Ok(None),
+    }
+}
+
+/// The variables for rank, world size and local rank that no MPI launcher sets.
+const PAIRS: [(&str, &str, &str); 2] =
+    [("KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_LOCAL_RANK"), ("RANK", "WORLD_SIZE", "LOCAL_RANK")];
+
+const RENDEZVOUS: &str = "KOLO_RENDEZVOUS";
+
+/// Returns the URL at which the ranks meet, if a variable gives one.
+fn rendezvous(environment: Environment<'_>) -> Option<String> {
+    set(environment, RENDEZVOUS).filter(|text| text.trim_end_matches('/') != "env:")
+}
+
 /// Finds rank and world size from any source, for a URL that lacks them.
 pub(crate) fn place(environment: Environment<'_>) -> Result<Option<Place>> {
-    for (rank, size, local) in
-        [("KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_LOCAL_RANK"), ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    {
+    for (rank, size, local) in PAIRS {
         if let Some(place) = numbered(environment, rank, size, local)? {
             return Ok(Some(place));
         }
@@ -122,22 +158,21 @@ pub(crate) fn place(environment: Environment<'_>) -> Result<Option<Place>> {
 }
 
 fn kolo(environment: Environment<'_>) -> Result<Option<JoinSpec>> {
-    let rendezvous = set(environment, "KOLO_RENDEZVOUS");
     let place = numbered(environment, "KOLO_RANK", "KOLO_WORLD_SIZE", "KOLO_LOCAL_RANK")?;
-    let Some(text) = rendezvous else {
+    let Some(text) = rendezvous(environment) else {
         return match place {
+            // `env:` leaves the choice to the other sources.
+            _ if set(environment, RENDEZVOUS).is_some() => Ok(None),
             None => Ok(None),
             Some(place) if place.world_size == 1 => Ok(Some(alone(place))),
             Some(place) => with_master(environment, place).map(Some),
         };
     };
-    if text.trim_end_matches('/') == "env:" {
-        return Ok(None);
-    }
-    let parsed = url::parse(&text, "KOLO_RENDEZVOUS")?;
+    let parsed = url::parse(&text, RENDEZVOUS)?;
     let place = match (parsed.rank, parsed.world_size, place) {
         (Some(rank), Some(world_size), _) => {
-            Place { rank, world_size, local_rank: None, source: "KOLO_RENDEZVOUS".into() }
+            let (variables, source) = (vec![RENDEZVOUS], RENDEZVOUS.to_owned());
+            Place { rank, world_size, local_rank: None, variables, source }
         }
         (_, _, Some(place)) => parsed.over(place),
         _ => self::place(environment)?.map(|place| parsed.over(place)).ok_or_else(|| {
@@ -265,9 +300,9 @@ pub(crate) fn number(environment: Environment<'_>, name: &str) -> Result<Option<
 /// Reads a rank and a world size that belong together. Both must be set, or neither.
 pub(crate) fn numbered(
     environment: Environment<'_>,
-    rank_name: &str,
-    size_name: &str,
-    local_name: &str,
+    rank_name: &'static str,
+    size_name: &'static str,
+    local_name: &'static str,
 ) -> Result<Option<Place>> {
     let rank = number(environment, rank_name)?;
     let world_size = number(environment, size_name)?;
@@ -296,7 +331,7 @@ pub(crate) fn numbered(
                     format!("Number the ranks from 0 to {size_name} - 1"),
                 ));
             }
-            Ok(Some(Place { rank, world_size, local_rank, source }))
+            Ok(Some(Place { rank, world_size, local_rank, variables: vec![rank_name, size_name], source }))
         }
     }
 }

@@ -76,7 +76,7 @@ const LAUNCHERS: [Launcher; 5] = [
     Launcher {
         name: "Cray PALS",
         rank: "PALS_RANKID",
-        sizes: &["PALS_SIZE", "PMI_SIZE"],
+        sizes: &["PALS_SIZE", "PALS_NRANKS", "PMI_SIZE"],
         local_ranks: &["PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"],
         local_sizes: &["PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"],
         job: &["PALS_APID"],
@@ -97,11 +97,11 @@ const LAUNCHERS: [Launcher; 5] = [
     HYDRA_OR_SLURM,
 ];
 
-/// A process's place in its job, as the variables of an MPI launcher or of Slurm give it.
+/// A process's place in its job, as a launcher's variables give it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Launched {
-    /// Name of the launcher.
+    /// Name of the launcher, or of the variable that has the rank if none of them set it.
     pub launcher: &'static str,
     /// Rank of the process, from 0.
     pub rank: u32,
@@ -111,6 +111,15 @@ pub struct Launched {
     pub local_rank: Option<u32>,
     /// Number of ranks on this host, if the launcher tells.
     pub local_world_size: Option<u32>,
+    /// Names of the variables that have rank and world size.
+    pub variables: Vec<&'static str>,
+}
+
+impl Launched {
+    pub(super) fn by(launcher: &'static str, place: Place) -> Self {
+        let Place { rank, world_size, local_rank, variables, .. } = place;
+        Self { launcher, rank, world_size, local_rank, local_world_size: None, variables }
+    }
 }
 
 /// Returns the place at which an MPI launcher or Slurm started the process that has these variables. `None` if no
@@ -120,13 +129,8 @@ pub struct Launched {
 /// [`Error::Configuration`] if the variables contradict one another.
 pub fn launched(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
     let Some((launcher, place)) = identify(environment)? else { return Ok(None) };
-    Ok(Some(Launched {
-        launcher: launcher.name,
-        rank: place.rank,
-        world_size: place.world_size,
-        local_rank: place.local_rank,
-        local_world_size: first_number(environment, launcher.local_sizes)?,
-    }))
+    let local_world_size = first_number(environment, launcher.local_sizes)?;
+    Ok(Some(Launched { local_world_size, ..Launched::by(launcher.name, place) }))
 }
 
 /// Returns this process's place, whichever launcher started it.

@@ -39,7 +39,7 @@ use crate::job::{JobSecret, Liveness, MAX_WORLD_SIZE, MOST_PATIENCE};
 pub use addresses::own_addresses;
 pub(crate) use addresses::{address_towards, host_key, hostname};
 pub use board::Board;
-pub use env::process_environment;
+pub use env::{process_environment, rank_from_env};
 pub use launcher::{Launched, launched};
 pub(crate) use locate::{Advert, bind, find, open_port};
 pub(crate) use multicast::Wanted;

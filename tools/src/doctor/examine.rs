@@ -155,8 +155,7 @@ pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined, Unexamin
         Depth::Communicator => configuration::with_usable_files()?,
     };
     let runtime = ControlRuntime::new()?;
-    let is_launched = environment::detect(|name| std::env::var(name).ok())?.is_some()
-        || std::env::var_os("KOLO_RENDEZVOUS").is_some();
+    let is_launched = environment::launched()?.is_some() || std::env::var_os("KOLO_RENDEZVOUS").is_some();
     let mut spec = if is_launched { JoinSpec::from_process_env()? } else { JoinSpec::local(1).remove(0) };
     let is_given = std::env::var_os("KOLO_JOIN_TIMEOUT").is_some();
     spec.timeout = if is_given { config.join_timeout } else { JOIN_LIMIT };

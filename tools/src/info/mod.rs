@@ -163,10 +163,11 @@ fn try_out(config: &Config, kind: TransportKind) -> Result<String> {
 fn host() -> Section {
     let system = rustix::system::uname();
     let text = |value: &std::ffi::CStr| value.to_string_lossy().into_owned();
-    let variable = |name: &str| std::env::var(name).ok();
-    let launcher = match environment::detect(variable) {
+    let launcher = match environment::launched() {
         Ok(None) => "none".to_owned(),
-        Ok(Some(launched)) => format!("{}: rank {} of {}", launched.by, launched.rank, launched.world_size),
+        Ok(Some(launched)) => {
+            format!("{}: rank {} of {}", launched.launcher, launched.rank, launched.world_size)
+        }
         Err(error) => format!("not understood: {error}"),
     };
     Section {

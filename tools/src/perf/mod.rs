@@ -14,13 +14,13 @@ use environment::Environment;
 use settings::{Ranks, Settings};
 use test::Test;
 
+use kolo::internal::join::Launched;
 use kolo_collectives::Task;
 
 use crate::backend::{self, Comm, Request};
 use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
 use crate::info::machine;
 use crate::launch;
-use crate::launch::environment::Launched;
 
 pub(crate) mod args;
 mod budget;
@@ -47,7 +47,7 @@ pub(crate) use numbers::{human_bytes, parse_size};
 /// Runs `kolo perf`; `program` is the nccl-tests program under whose name this was called, if any.
 pub(crate) fn run(args: &PerfArgs, program: Option<String>) -> Result<ExitCode> {
     let variable = |name: &str| std::env::var(name).ok();
-    let launched = launch::environment::detect(variable)?;
+    let launched = launch::environment::launched()?;
     let checked =
         Settings::new(args, program).and_then(|settings| Ok((settings, Environment::read(variable)?)));
     let (mut settings, environment) = match (checked, &launched) {

@@ -31,7 +31,7 @@ pub(super) enum Cluster {
 
 /// Measures the network between the hosts of the job that this process is a rank of. All ranks call it. Blocks for some seconds.
 pub(super) fn network(console: &mut Console) -> Result<Cluster> {
-    let launched = environment::detect(|name| std::env::var(name).ok())?;
+    let launched = environment::launched()?;
     if launched.is_none_or(|launched| launched.world_size == 1) {
         return Ok(Cluster::Alone);
     }
