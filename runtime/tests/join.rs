@@ -496,7 +496,7 @@ fn ranks_join_by_multicast() {
     let zero = start(spec(0, "this"));
     use_and_leave(vec![finish(zero).unwrap(), finish(one).unwrap()]);
     let error = problem(finish(other));
-    assert!(error.contains("nobody answered for job 'other'"), "{error}");
+    assert!(error.contains("no process answered for job 'other'"), "{error}");
 }
 
 #[test]

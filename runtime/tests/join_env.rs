@@ -323,7 +323,7 @@ fn the_private_folder_must_be_private() {
         folder.path().display()
     );
     let error = JoinSpec::from_env(&environment(&words)).unwrap_err().to_string();
-    assert!(error.contains("nobody else can write"), "{error}");
+    assert!(error.contains("no other user can write"), "{error}");
 }
 
 #[test]

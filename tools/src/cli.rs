@@ -18,7 +18,7 @@ Examples:
   kolo run --hosts a:4,b:4 -- ./train        four on each of two hosts, by ssh
   kolo info                                  what this machine offers, and what is missing
   kolo explain all_reduce --ranks 12 --bytes 1M
-  kolo explain-error K0401                   what an error's code stands for
+  kolo explain-error K0401                   explain the code of an error
   kolo sim all_reduce --cluster cluster.toml --bytes 64M
   kolo tune                                  measure this machine, for KOLO_PROFILE
   KOLO_PROFILE=cluster.toml kolo plan        search for plans for unequal hosts, for KOLO_PLAN

@@ -11,7 +11,7 @@ pub(crate) const EXIT_USAGE: u8 = 2;
 /// Exit code when something failed on the way.
 pub(crate) const EXIT_FAILURE: u8 = 3;
 
-/// Exit code when nobody reads standard output any more, as in `kolo perf | head`: that of a program that SIGPIPE ended.
+/// Exit code when standard output has no reader any more, as in `kolo perf | head`: that of a program that SIGPIPE ended.
 pub(crate) const EXIT_NO_READER: u8 = 128 + 13;
 
 /// The reason why a command ends early.
@@ -57,7 +57,7 @@ impl CliError {
 
     /// Makes the error of a command whose output nobody reads any more.
     pub(crate) fn unread() -> Self {
-        Self { message: "nobody reads standard output any more.".to_owned(), exit_code: EXIT_NO_READER }
+        Self { message: "standard output has no reader any more.".to_owned(), exit_code: EXIT_NO_READER }
     }
 
     /// Prints the error, unless it is that nobody reads the output, and returns the exit code of the process.

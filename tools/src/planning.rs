@@ -44,7 +44,7 @@ pub(crate) struct CallArgs {
     /// Only algorithms whose results do not depend on size, segments and transport
     #[arg(long)]
     pub canonical: bool,
-    /// An all_reduce over this many shards, of which each rank has a run, instead of one vector per rank
+    /// An all_reduce over this many shards, which the ranks hold in consecutive runs, instead of one vector per rank
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub shards: Option<u32>,
 }

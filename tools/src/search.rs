@@ -108,7 +108,7 @@ fn searched(args: &SearchArgs) -> Result<Vec<String>> {
         }
     }
     lines.push(match files.is_empty() {
-        true => "No plan is worth a file: the built-in algorithms are just as fast here.".to_owned(),
+        true => "No plans were written: the built-in algorithms are just as fast here.".to_owned(),
         false => format!("To use them: export KOLO_PLAN={}", files.join(",")),
     });
     Ok(lines)

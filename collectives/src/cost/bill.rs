@@ -277,8 +277,8 @@ impl Bill {
     }
 
     /// Adds a reduction by `ranks` ranks of each host of `sources` blocks of this many bytes into `targets` others, all
-    /// in place. That is one pass, which reduces while it moves: see docs/measurements.md, "Symmetric buffers beside
-    /// private ones".
+    /// in place. That is one pass, which reduces while it moves: see docs/measurements.md, "Symmetric and private
+    /// buffers".
     pub(crate) fn spread(&mut self, ranks: u32, sources: u32, targets: u32, bytes: f64) {
         let others = f64::from(sources - 1);
         // The reduction itself, if there is one, writes the first of the results.

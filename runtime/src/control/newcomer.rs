@@ -315,7 +315,7 @@ fn nobody(causes: &str) -> Error {
 }
 
 fn full(problem: String) -> Error {
-    let remedy = "Let the group take some in first".to_owned();
+    let remedy = "Let the group admit some of them first".to_owned();
     Error::Join { rank: None, kind: JoinFailure::Absent, problem, remedy }
 }
 
@@ -473,7 +473,10 @@ mod tests {
         let error = applicant.wait(&|| Ok(invitation.clone()), Duration::from_millis(1), None);
         let error = error.err().expect("no place").to_string();
         assert!(error.contains("64 newcomers are already waiting"), "{error}");
-        assert!(error.contains("Let the group take some in first") && !error.contains("reached"), "{error}");
+        assert!(
+            error.contains("Let the group admit some of them first") && !error.contains("reached"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -68,7 +68,7 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
             let Some((tag, len, max)) = core.engine.stands_before(*rank) else { continue };
             let _ = write!(
                 detail,
-                "; it is stuck behind a message of {len} bytes with tag {tag}, which nobody receives and for \
+                "; it is stuck behind a message of {len} bytes with tag {tag}, which no rank receives and for \
                  which KOLO_UNEXPECTED_BYTES={max} leaves no room"
             );
         }
@@ -116,7 +116,7 @@ fn awaited(shared: &Shared, peer: u32, status: Option<&Status>, carrier: Carrier
         (None, Carrier::Silent) => (PeerState::Unknown, "not known, since rank 0 is silent".to_owned()),
         (None, Carrier::Gone) => (
             PeerState::Unknown,
-            "not known, since rank 0 has left and nobody passes on status requests".to_owned(),
+            "not known, since rank 0 has left and no rank passes on status requests".to_owned(),
         ),
     };
     AwaitedRank::new(peer, state, detail)

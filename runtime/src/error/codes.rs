@@ -166,7 +166,7 @@ codes! {
         "A system call failed; the text includes the system's own message.",
         ["Raise the limit that the text names: open files (ulimit -n), locked memory (ulimit -l), processes (ulimit -u)."];
     INTERNAL = "K0902", "a bug in Kolo", "Limits of the system",
-        "Something happened that Kolo's authors believed to be impossible.",
+        "An assumption inside Kolo turned out to be wrong.",
         ["Please report it, with the text and the output of `kolo info`."];
 }
 

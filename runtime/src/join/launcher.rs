@@ -373,7 +373,7 @@ fn prepare_folder(folder: &Path) -> Result<()> {
     if !facts.is_dir() || facts.uid() != me || facts.mode() & 0o022 != 0 {
         return Err(Error::configuration(
             folder.display().to_string(),
-            format!("it must be a folder of user {me} that nobody else can write to"),
+            format!("it must be a folder of user {me} that no other user can write to"),
             "Remove it, or set XDG_RUNTIME_DIR to a private folder",
         ));
     }

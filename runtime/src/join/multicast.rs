@@ -148,7 +148,7 @@ pub(crate) async fn ask(group: &Group, wanted: Wanted) -> Result<Vec<(Notice, So
         }
     }
     Err(format!(
-        "nobody answered for job '{}' in the multicast group {}:{}",
+        "no process answered for job '{}' in the multicast group {}:{}",
         group.job, group.address, group.port
     ))
 }

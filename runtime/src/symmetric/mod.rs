@@ -169,7 +169,7 @@ impl SymmetricBuffers {
 
     /// Returns the least length of the longer buffer with which a call checks whether it can go this way. Unless a
     /// setting gives it, it is the length from which this way wins although it takes two exchanges: see
-    /// docs/measurements.md, "Symmetric buffers beside private ones".
+    /// docs/measurements.md, "Symmetric and private buffers".
     fn bytes_min(&self, collective: Collective) -> usize {
         self.bytes_min.unwrap_or(match collective {
             Collective::AllReduce | Collective::Reduce => 32 << 10,

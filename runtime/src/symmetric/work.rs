@@ -16,7 +16,7 @@ use crate::types::{DataType, ReduceOp};
 const PIECE_BYTES: usize = 128 << 10;
 
 /// Bytes of each buffer handled at a time. A reduced block is still in the first-level cache when it is copied to the
-/// other outputs. See docs/measurements.md, "Symmetric buffers beside private ones".
+/// other outputs. See docs/measurements.md, "Symmetric and private buffers".
 const BLOCK_BYTES: usize = 4 << 10;
 
 /// Everything needed to combine elements.

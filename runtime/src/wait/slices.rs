@@ -2,7 +2,7 @@
 //!
 //! Under the scheduler of Linux 6.12 and later (EEVDF), a thread that wakes up takes the processor from one with a
 //! longer slice. Otherwise it waits until the slice of a busy neighbour is over, once per message. The slice does not
-//! change a thread's share of the processor. Without busy neighbours it changes nothing (docs/measurements.md, "Beside
+//! change a thread's share of the processor. Without busy neighbours it changes nothing (docs/measurements.md, "Alongside
 //! busy processes").
 
 use std::cell::Cell;

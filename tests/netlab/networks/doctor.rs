@@ -75,7 +75,11 @@ fn a_black_hole_is_told_from_a_broken_network() {
 fn a_host_that_nobody_can_dial_is_named() {
     let lab = Lab::new(&network(3)).expect("a network");
     lab.block(Rule { from: None, to: Some(1), what: What::Syn, count: None });
-    expect(&lab, 1, &["nobody can connect to host 1 (host1), although it can connect to others", "firewall"]);
+    expect(
+        &lab,
+        1,
+        &["no other host can connect to host 1 (host1), although it can connect to others", "firewall"],
+    );
 }
 
 fn hosts_that_never_meet_are_named_with_their_addresses() {

@@ -170,7 +170,7 @@ fn one_way(report: &Report) -> Vec<Finding> {
     let words = |who| match who {
         Blame::All => "no host can connect to any other directly".to_owned(),
         Blame::Host(host) => {
-            format!("nobody can connect to {}, although it can connect to others", report.name(host))
+            format!("no other host can connect to {}, although it can connect to others", report.name(host))
         }
         Blame::Pair(from, to) => {
             format!(

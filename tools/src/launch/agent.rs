@@ -85,7 +85,8 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
             )
         })
     };
-    let directory = paths::folder().map_err(|error| CliError::system("this folder has no name", &error))?;
+    let directory = paths::folder()
+        .map_err(|error| CliError::system("the path of this folder cannot be found", &error))?;
     let command = args.command.iter().map(|word| text("the command", word)).collect::<Result<Vec<_>>>()?;
     let mut agent = args.agent.split_ascii_whitespace().map(str::to_owned);
     let program =
@@ -94,8 +95,8 @@ pub(super) fn job(args: &RunArgs, hosts: &[Host]) -> Result<Job> {
     let there = match &args.remote_kolo {
         Some(path) => text("--remote-kolo", path.as_os_str())?,
         None => {
-            let own =
-                paths::program().map_err(|error| CliError::system("this program has no path", &error))?;
+            let own = paths::program()
+                .map_err(|error| CliError::system("the path of this program cannot be found", &error))?;
             plain(text("this program's path", own.as_os_str())?)?
         }
     };
@@ -186,7 +187,7 @@ fn rendezvous(hosts: &[Host]) -> Result<String> {
     let host = address(&hosts[0]);
     if let (true, Some(other)) = (is_loopback(host), hosts.iter().map(address).find(|at| !is_loopback(at))) {
         return Err(CliError::usage(
-            format!("the ranks meet at the first host, but to {other}, {host} is {other} itself"),
+            format!("the ranks meet at the first host, but on {other}, the name {host} means {other} itself"),
             format!("Name {host} as {other} sees it, or give --rendezvous HOST:PORT"),
         ));
     }
@@ -241,7 +242,7 @@ fn environment(args: &RunArgs) -> Result<Vec<(String, String)>> {
     } else if given.is_some_and(|(_, value)| value.trim().is_empty()) {
         return Err(CliError::usage(
             "KOLO_JOB_SECRET is set, but blank",
-            "Set it to the job's secret, or unset it: a secret is then drawn for the job",
+            "Set it to the job's secret, or unset it: the launcher then generates a secret",
         ));
     }
     Ok(found)

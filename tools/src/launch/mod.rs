@@ -68,7 +68,7 @@ pub(crate) struct RunArgs {
     /// Ranks to start on this machine, or with --hosts on each host that has no number [default: 1]
     #[arg(short = 'n', long, value_name = "N")]
     ranks: Option<u32>,
-    /// Machines in the job; the same command runs on each
+    /// Number of machines in the job; run the same command on each
     #[arg(long, value_name = "N", default_value = "1")]
     nodes: u32,
     /// Number of this machine among them, from 0 on
@@ -77,8 +77,8 @@ pub(crate) struct RunArgs {
     /// Where the ranks meet: HOST:PORT on the first machine, or a URL that Kolo knows
     #[arg(long, value_name = "WHERE")]
     rendezvous: Option<String>,
-    /// Hosts and their numbers of ranks, such as a:4,b:4; a host without a number gets -n. Ranks are numbered in this order. They
-    /// read nothing from standard input
+    /// Hosts and their numbers of ranks, such as a:4,b:4; a host without a number gets -n. Ranks are numbered in this order, and
+    /// their standard input is empty
     #[arg(long, value_name = "LIST", conflicts_with_all = ["nodes", "node_rank"])]
     hosts: Option<String>,
     /// The same, from a file with one host per line: `a`, `a:4` or `a slots=4`
@@ -94,7 +94,7 @@ pub(crate) struct RunArgs {
     /// A variable for the ranks on other hosts, NAME or NAME=VALUE; KOLO_* are always passed on
     #[arg(short = 'x', long, value_name = "NAME")]
     export: Vec<String>,
-    /// Unit that each rank is bound to
+    /// Unit to which each rank is bound
     #[arg(long, value_enum, default_value = "none")]
     bind: Bind,
     /// Take ranks and program from standard input; used by agents
@@ -103,14 +103,14 @@ pub(crate) struct RunArgs {
     /// Put the rank before each line of output
     #[arg(long, visible_alias = "tag-output")]
     prefix: bool,
-    /// Go on as long as MIN ranks live, for programs that shrink: the end of another rank is reported, and ends
-    /// nothing. With MAX, for programs that admit newcomers, ranks that die are restarted, and up to MAX ranks join
+    /// Keep the job running as long as MIN ranks live, for programs that shrink: the end of any other rank is only
+    /// reported. With MAX, for programs that admit newcomers, ranks that die are restarted, and up to MAX ranks join
     #[arg(long, value_name = "MIN[:MAX]", conflicts_with_all = ["nodes", "from_stdin"])]
     elastic: Option<String>,
     /// Additional processes that wait to take the place of a rank that dies
     #[arg(long, value_name = "N", default_value = "0", requires = "elastic")]
     spares: u32,
-    /// How often --elastic MIN:MAX restarts each rank
+    /// Most restarts of each rank under --elastic MIN:MAX
     #[arg(long, value_name = "TIMES", default_value = "3", requires = "elastic")]
     restarts: u32,
     /// Seconds between asking ranks to end and killing them
@@ -323,7 +323,7 @@ fn rendezvous(args: &RunArgs, lifeline: Option<&Lifeline>) -> Result<(Rendezvous
 }
 
 fn private_directory(lifeline: Option<&Lifeline>) -> Result<TempDir> {
-    let failed = |error| CliError::system("could not make a directory for the ranks to meet in", &error);
+    let failed = |error| CliError::system("could not make the folder in which the ranks meet", &error);
     let mut builder = tempfile::Builder::new();
     builder.prefix("kolo-").permissions(Permissions::from_mode(0o700));
     let directory = builder.tempdir().map_err(failed)?;

@@ -13,17 +13,17 @@ Examples:
   kolo perf broadcast -r -1 -d all -b 1M -e 1M        every root, every type, one size
   kolo perf all_reduce --transport tcp --plot out.svg
   mpirun -np 16 kolo perf all_reduce -e 1G -f 2       joins what the launcher started
-  ln -s kolo all_reduce_perf; ./all_reduce_perf -g 4  as nccl-tests is called
+  ln -s kolo all_reduce_perf; ./all_reduce_perf -g 4  under the name of a program of nccl-tests
 
-Sizes are a number and optionally K, M or G (powers of 1024). With -t or -g under a launcher every process \
-is that many ranks, as threads.
+Sizes are a number and optionally K, M or G (powers of 1024). Under a launcher, -t or -g makes each process run \
+that many ranks, as threads.
 
 Environment: NCCL_TESTS_MIN_BW fails the run below 0.9 times that bus bandwidth; NCCL_TESTS_SPLIT and \
 NCCL_TESTS_SPLIT_MASK run several groups side by side; NCCL_TESTS_ALLTOALLV_SPREAD, from 0 to 1 (the \
 default), says how much the blocks of alltoallv depend on the distance of the ranks; KOLO_* as `kolo info` lists them.
 
 The exit code is 0, or 1 when data was wrong or the bandwidth too low, 2 when the request is invalid, 3 \
-when something failed, 141 when nobody reads the output any more.";
+when something failed, 141 when the output has no reader any more.";
 
 /// Options of `kolo perf`.
 #[derive(Args, Debug, Clone)]
@@ -92,7 +92,7 @@ pub(crate) struct PerfArgs {
     /// Warm-up iterations per size
     #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value = "1", help_heading = HOW)]
     pub warmup_iters: String,
-    /// Repeat the whole sweep this often; 0 repeats it forever
+    /// Number of times that the whole sweep runs; 0 repeats it for ever
     #[arg(short = 'N', long = "run_cycles", value_name = "N", default_value = "1", help_heading = HOW)]
     pub run_cycles: String,
     /// Checked iterations; 0 for no check
@@ -114,7 +114,7 @@ pub(crate) struct PerfArgs {
     #[arg(short = 'a', long, value_name = "0..3", default_value = "1", help_heading = HOW)]
     pub average: String,
 
-    /// 1: report the time it takes to start an operation, with -z including the wait; bandwidths stay as they are
+    /// 1: report the time that starting an operation takes (with -z, the wait too); bandwidths do not change
     #[arg(short = 'C', long = "report_cputime", value_name = "0/1", default_value = "0", help_heading = OUTPUT)]
     pub report_cputime: String,
     /// 1: wall-clock time on each row

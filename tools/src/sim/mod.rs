@@ -52,7 +52,7 @@ pub(crate) struct SimArgs {
     /// Simulate the plan of this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["algo", "compare"])]
     plan: Option<PathBuf>,
-    /// Simulate every algorithm that can, and compare
+    /// Simulate every algorithm that serves the call, and compare them
     #[arg(long)]
     compare: bool,
     /// Number of steps of the critical path to show, half of them from each end

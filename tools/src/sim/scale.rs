@@ -35,13 +35,13 @@ kolo sim --scale > docs/scale.md
 ```
 
 with the built-in constants (`collectives/src/model.rs`): shared memory inside a host, and between hosts the latencies of TCP
-(10 Gb/s) or RDMA (100 and 400 Gb/s). Size, as in `kolo perf`: the vector's length, or the total of all ranks' blocks. Calls are
-in place, except reduce_scatter and all_to_all. Blocks have at least one element. Bandwidths are bus bandwidths as nccl-tests defines
-them. The simulator does not model congestion inside the network, or other programs. `kolo tune --check` says how accurate it is on
-one machine.
+(10 Gb/s) or RDMA (100 and 400 Gb/s). Sizes are those of `kolo perf`: the length of the vector, or the total of all ranks' blocks.
+Calls are in place, except reduce_scatter and all_to_all. Blocks have at least one element. Bandwidths are bus bandwidths as
+nccl-tests defines them. The simulator models neither congestion inside the network nor other programs; `kolo tune --check` says how
+accurate it is on one machine.
 
 From 100 Gb/s on, the memory bandwidth of a host limits long vectors (100 GB/s in the model, shared by 8 ranks), so 400 Gb/s adds
-little. This is different with a profile that has a larger `host_bytes_per_second`.
+little. A profile with a larger `host_bytes_per_second` gives other results.
 
 Times marked * come from the cost model, because simulating so many steps would take long. `kolo sim` simulates them on request.
 ";

@@ -130,7 +130,7 @@ def _draw_from_port(parts, world_size: int, deadline: float) -> int:
     host, port = parts.hostname, parts.port
     if host is None or port is None:
         raise Usage(f"'{parts.geturl()}' does not name a host and a port")
-    last = "nobody has answered"
+    last = "no process has answered"
     while time.monotonic() < deadline:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -68,7 +68,7 @@ impl CompiledExchange {
 
     /// Returns the longest contribution of a rank, in bytes, with which a collective takes the exchange; `None` if
     /// there is no limit. Unless a setting gives the limit, plans win beyond it, or it is [`GPU_BYTES`]: see
-    /// docs/measurements.md, "The exchange beside plans of messages".
+    /// docs/measurements.md, "The exchange and plans of messages".
     fn bytes_max(&self, collective: Collective) -> Option<usize> {
         match (self.bytes_max, self.quicker_upto(collective)) {
             (Some(set), _) => Some(set),

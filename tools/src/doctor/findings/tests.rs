@@ -72,7 +72,7 @@ fn hosts_that_nobody_can_dial_are_told_from_pairs() {
     dials(&mut report, |_, to| to == 2);
     let found = only(&report);
     assert_eq!((found.kind, found.severity), ("one_way", Severity::Warning));
-    assert!(found.what.starts_with("nobody can connect to host 2 (node2)"), "{found:?}");
+    assert!(found.what.starts_with("no other host can connect to host 2 (node2)"), "{found:?}");
     let mut report = healthy(4);
     dials(&mut report, |from, to| (from, to) == (1, 3));
     assert!(only(&report).what.starts_with("host 1 (node1) cannot connect to host 3 (node3)"));
