@@ -1,11 +1,13 @@
-//! All-reduce with shares in proportion to speed: correct, and fast where links differ.
+//! Plans for hosts of different speed: correct, and fast where links differ.
 
 mod common;
+
+use std::collections::BTreeSet;
 
 use common::{Numbers, PLACEMENTS, expect, uniform};
 use kolo_collectives::check::Options;
 use kolo_collectives::model::{HostRate, LinkClass, Model};
-use kolo_collectives::plan::{Collective, Placement};
+use kolo_collectives::plan::{Collective, Placement, Plan};
 use kolo_collectives::select::{Order, select};
 use kolo_collectives::simulate::{Cluster, simulate};
 use kolo_collectives::{Algorithm, Task};
@@ -38,6 +40,40 @@ fn every_share_is_counted_once() {
                 }
                 expect(Algorithm::Shares, &task, &plans, &shapes, &Options::quick());
             }
+        }
+    }
+}
+
+/// Returns the ranks with which a rank exchanges messages.
+fn peers(plan: &Plan) -> BTreeSet<u32> {
+    let steps = plan.lanes.iter().flatten();
+    steps
+        .flat_map(|step| [step.action.sends_to(), step.action.receives_from()])
+        .flatten()
+        .map(|channel| channel.peer)
+        .collect()
+}
+
+#[test]
+fn chains_end_at_the_slowest_hosts() {
+    let speeds = [160, 16, 160, 160, 40];
+    for (collective, root, chain) in [
+        (Collective::Broadcast, 0, [0, 2, 3, 4, 1]),
+        (Collective::Broadcast, 1, [1, 2, 3, 0, 4]),
+        (Collective::Reduce, 3, [3, 0, 2, 4, 1]),
+    ] {
+        for placement in PLACEMENTS {
+            let task = Task { placement, ..Task::new(collective, 5) }.with_root(root);
+            let task = task.with_hosts((0..5).collect::<Vec<u32>>()).with_speeds(&speeds[..]);
+            let plans = Algorithm::Chain.plans(&task);
+            for (count, segment) in [(257, 257), (257, 100), (3, 3), (0, 1)] {
+                let options = Options::quick().segmented(segment);
+                expect(Algorithm::Chain, &task, &plans, &uniform(&plans, count), &options);
+            }
+            for pair in chain.windows(2) {
+                assert!(peers(&plans[pair[0]]).contains(&(pair[1] as u32)), "{collective} from {root}");
+            }
+            assert_eq!(peers(&plans[chain[4]]).len(), 1, "{collective} from {root}");
         }
     }
 }

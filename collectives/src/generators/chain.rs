@@ -4,7 +4,10 @@
 //! rank and direction. When the executor keeps several segments in flight, all links of the chain are busy, which
 //! suits long vectors on few ranks. A broadcast may also cut a segment into `params.parts`, which follow each other on
 //! one connection. If ranks are consecutive on hosts, each byte enters and leaves a host once. A scan sums in ascending
-//! rank order; a reduce begins at the far end.
+//! rank order; a reduce begins at the far end. Where hosts differ in speed, the slowest are at the far end of broadcasts and
+//! reduces, so that a host that sends slowly passes nothing on.
+
+use std::cmp::Reverse;
 
 use crate::Algorithm;
 use crate::builder::PlanBuilder;
@@ -147,16 +150,44 @@ fn parts_of(task: &Task) -> u32 {
     if task.collective == Collective::Broadcast { task.params.parts.max(1) } else { 1 }
 }
 
+/// Neighbours of a rank in a chain that begins at the root.
+struct Place {
+    /// The rank before it, towards the root.
+    before: Option<u32>,
+    /// The rank after it.
+    after: Option<u32>,
+}
+
+impl Place {
+    fn of(task: &Task, rank: u32) -> Self {
+        let distance = |rank: u32| task.ahead(rank, task.world_size - task.root);
+        match task.speeds.as_deref().filter(|speeds| speeds.len() == task.world_size as usize) {
+            None => Self {
+                before: (rank != task.root).then(|| task.behind(rank, 1)),
+                after: Some(task.ahead(rank, 1)).filter(|next| *next != task.root),
+            },
+            Some(speeds) => {
+                let mut chain: Vec<u32> = (0..task.world_size).collect();
+                chain.sort_by_key(|rank| {
+                    (*rank != task.root, Reverse(speeds[*rank as usize]), distance(*rank))
+                });
+                let at = chain.iter().position(|other| *other == rank).unwrap_or_default();
+                Self { before: at.checked_sub(1).map(|at| chain[at]), after: chain.get(at + 1).copied() }
+            }
+        }
+    }
+}
+
 fn broadcast(b: &mut PlanBuilder, task: &Task, rank: u32, parts: u32) {
     let is_root = rank == task.root;
-    let next = task.ahead(rank, 1);
+    let Place { before, after } = Place::of(task, rank);
     for part in 0..parts {
         let output = Blocks::one(Space::Output, part);
-        if !is_root {
-            b.recv(task.behind(rank, 1), output);
+        if let Some(before) = before {
+            b.recv(before, output);
         }
-        if next != task.root {
-            b.send(next, if is_root { task.own_blocks(part, 1) } else { output });
+        if let Some(after) = after {
+            b.send(after, if is_root { task.own_blocks(part, 1) } else { output });
         }
     }
     if is_root {
@@ -166,16 +197,15 @@ fn broadcast(b: &mut PlanBuilder, task: &Task, rank: u32, parts: u32) {
 
 fn reduce(b: &mut PlanBuilder, task: &Task, rank: u32) {
     let output = Blocks::one(Space::Output, 0);
-    let root = rank == task.root;
+    let Place { before, after } = Place::of(task, rank);
     let mut sum = task.own_blocks(0, 1);
-    let before = task.ahead(rank, 1);
-    if before != task.root {
-        let dst = if root { output } else { b.scratch_like_own(task, 0) };
-        b.recv_reduce(before, sum, dst);
+    if let Some(after) = after {
+        let dst = if before.is_none() { output } else { b.scratch_like_own(task, 0) };
+        b.recv_reduce(after, sum, dst);
         sum = dst;
     }
-    if !root {
-        b.send(task.behind(rank, 1), sum);
+    if let Some(before) = before {
+        b.send(before, sum);
     } else if sum != output {
         b.copy(sum, output);
     }
