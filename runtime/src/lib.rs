@@ -94,10 +94,13 @@ pub use error::{
     Result,
 };
 pub use gpu::{GpuCounters, GpuPath, StagingReason};
-pub use join::{JoinSpec, Locator};
+pub use job::Liveness;
+pub use join::{Board, JoinSpec, Locator, UniqueId};
 pub use kolo_collectives::plan::Collective;
 pub use kolo_gdr::Mode as GpuDirectMode;
-pub use kolo_transport::{MemoryCounters, Rail};
+pub use kolo_transport::rdma::Keep as RegistrationCache;
+pub use kolo_transport::shm::Stores as ShmStores;
+pub use kolo_transport::{Error as TransportError, MemoryCounters, Rail};
 pub use plans::LoadedPlans;
 pub use profile::Loaded as LoadedProfile;
 pub use types::{Bool, DataType, Element, ReduceOp};

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use kolo::error::{Error, Result};
 use kolo::internal::control::{Control, ControlRuntime, ExchangeKey, JobSecret, PROTOCOL};
-use kolo::internal::join::UniqueId;
-use kolo::{JoinSpec, Locator};
+use kolo::{JoinSpec, Locator, UniqueId};
 use kolo_transport::conformance::free_port;
 
 /// Time limit beyond any test's needs on a busy machine. It is reached only if a test fails.

@@ -247,7 +247,7 @@ fn a_group_of_survivors_takes_newcomers_in_between_steps() {
 #[test]
 fn newcomers_need_no_unique_id() {
     within(LIMIT, "unique id", || {
-        let id = kolo::internal::join::UniqueId::new(Some("127.0.0.1")).expect("a free port");
+        let id = kolo::UniqueId::new(Some("127.0.0.1")).expect("a free port");
         let letterbox = Letterbox::default();
         std::thread::scope(|scope| {
             for rank in 0..2 {

@@ -208,6 +208,7 @@ impl Communicator {
 
     /// Returns how threads of this rank wait. For Kolo's own bindings.
     #[doc(hidden)]
+    #[doc(hidden)]
     #[must_use]
     pub fn waiting_policy(&self) -> Policy {
         self.shared.policy
@@ -221,6 +222,7 @@ impl Communicator {
 
     /// Returns the constants by which algorithms are chosen: built-in ones or those of `KOLO_PROFILE`, with the
     /// network as it was measured. They are the same on all ranks.
+    #[doc(hidden)]
     #[must_use]
     pub fn model(&self) -> Model {
         self.shared.look(|core| *core.planner.model())

@@ -113,10 +113,12 @@ pub enum Locator {
     },
     /// Rank 0 publishes its address through a key-value store that the program provides.
     Board(Arc<dyn Board>),
-    /// The ranks are threads of one process.
+    /// The ranks are threads of one process: see [`JoinSpec::local`].
+    #[doc(hidden)]
     Local(LocalRendezvous),
     /// The ranks are the survivors of another communicator. [`Communicator::shrink`](crate::Communicator::shrink) makes
     /// this locator.
+    #[doc(hidden)]
     Survivors(SurvivorRendezvous),
 }
 
