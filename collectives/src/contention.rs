@@ -84,7 +84,8 @@ const REDUCED: f64 = 2.3;
 /// Shortest message for [`REDUCED`] where all ranks send and receive.
 const REDUCED_LONG_BYTES: f64 = (128 << 10) as f64;
 
-/// The same where data goes one way: ranks that only send run ahead, and the data they have sent fills the caches too.
+/// Shortest message for [`REDUCED`] where data goes one way: ranks that only send run ahead, and the data they have sent
+/// fills the caches too.
 const REDUCED_ONE_WAY_LONG_BYTES: f64 = (64 << 10) as f64;
 
 /// The share of a message's latency and fixed work that remains on a chain: a rank takes and passes on several parts in

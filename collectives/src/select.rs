@@ -280,7 +280,7 @@ fn windows(algorithm: Algorithm, task: &Task, model: &Model) -> Vec<u32> {
     windows
 }
 
-/// Returns the same where there are channels for any number of segments.
+/// Returns the numbers of segments in flight to try where there are channels for any number.
 fn best_windows(algorithm: Algorithm, task: &Task, model: &Model) -> Vec<u32> {
     if let Some((_, window)) = between_hosts(algorithm, task, model) {
         return vec![window];

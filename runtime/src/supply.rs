@@ -73,8 +73,8 @@ pub(crate) fn shortage(bytes_each: u64, named: &[Vec<Pool>]) -> Option<String> {
     ))
 }
 
-/// Returns the same while ranks take their memory: from the present state of this process's pools, for all ranks that
-/// named the same ones.
+/// Returns the shortage, if there is one, while ranks take their memory: from the present state of this process's pools,
+/// for all ranks that named these pools.
 pub(crate) fn shortage_meanwhile(bytes_each: u64, named: &[Vec<Pool>]) -> Option<String> {
     shortage(bytes_each, &shared_with(&pools(), named))
 }

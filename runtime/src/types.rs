@@ -294,8 +294,8 @@ make_reduce_op! {
     BitOr, "bit_or", Bits;
     /// Bitwise exclusive or; logical for `bool`. Not for floating point.
     BitXor, "bit_xor", Bits;
-    /// 1 where both are non-zero, otherwise 0 (MPI_LAND). For every type. A single operand, as on one rank or for the
-    /// first rank of a scan, is its own result, as in MPI; so it is for the two operators below.
+    /// 1 where both are non-zero, otherwise 0 (MPI_LAND). For every type. With one operand (on one rank, or for the first
+    /// rank of a scan), the result is that operand unchanged, as in MPI. This holds for `LogicalOr` and `LogicalXor` too.
     LogicalAnd, "logical_and", All;
     /// 1 where one is non-zero, otherwise 0 (MPI_LOR). For every type.
     LogicalOr, "logical_or", All;

@@ -26,7 +26,7 @@ pub(crate) use turnstile::Turnstile;
 pub struct Policy {
     /// Time during which the thread polls with only a pause instruction in between.
     pub spin: Duration,
-    /// The same time beside [others that compute](Contention).
+    /// Time of such polling beside [others that compute](Contention).
     pub spin_beside_others: Duration,
     /// Whether the thread spins even after earlier spins without success.
     pub always_spins: bool,

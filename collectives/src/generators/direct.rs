@@ -221,7 +221,7 @@ pub(crate) fn reduce_scatter_core(b: &mut PlanBuilder, task: &Task, group: &Grou
     reduce_pieces(b, task, group, &|space, member| Some(span.piece(space, member)), own);
 }
 
-/// The same as [`reduce_scatter_core`], with pieces of any lengths.
+/// Leaves the reduction of piece `me` of all members' `own` in the output, with pieces of any lengths.
 pub(crate) fn reduce_pieces(b: &mut PlanBuilder, task: &Task, group: &Group, pieces: Pieces<'_>, own: Space) {
     for distance in 1..group.len() {
         let to = group.ahead(distance);
@@ -250,7 +250,7 @@ pub(crate) fn all_gather_core(b: &mut PlanBuilder, group: &Group, span: Span) {
     gather_pieces(b, group, &|space, member| Some(span.piece(space, member)));
 }
 
-/// The same as [`all_gather_core`], with pieces of any lengths.
+/// Distributes piece `me` of each member's output to all members, with pieces of any lengths.
 pub(crate) fn gather_pieces(b: &mut PlanBuilder, group: &Group, pieces: Pieces<'_>) {
     if let Some(mine) = pieces(Space::Output, group.me()) {
         for distance in 1..group.len() {

@@ -207,7 +207,7 @@ mod models {
             *left == 0
         }
 
-        /// Does the same as `drive::helper`.
+        /// A helper thread, as in `drive::helper`.
         fn help(&self) {
             self.attendance.awake();
             let mut helper = self.attendance.helper();

@@ -164,7 +164,7 @@ impl Core {
         moved
     }
 
-    /// Does the same if anything is outstanding. Calls use it while they wait for something else.
+    /// [Advances](Self::progress) started operations, if there are any. Calls use it while they wait for something else.
     #[inline]
     pub(crate) fn progress_others(&mut self) -> bool {
         self.engine.outstanding() > 0 && self.progress()
@@ -222,7 +222,7 @@ impl Core {
         }
     }
 
-    /// Does the same where no operation is outstanding, without any effect on calls of other ranks.
+    /// Ends the engine and the exchange where no operation is outstanding, without any effect on calls of other ranks.
     pub(crate) fn close(&mut self, cause: &kolo_transport::Error) {
         self.engine.abort(cause);
         if let Some(exchange) = &mut self.exchange {

@@ -275,7 +275,7 @@ pub(crate) async fn greet_coordinator<S: AsyncRead + AsyncWrite + Unpin>(
     greet_for(("rank 0", 0), stream, credentials).await
 }
 
-/// Does the same at a member's own port.
+/// Performs the rank's side of the handshake at the port of a member: see [`greet_coordinator`].
 pub(crate) async fn greet_member<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     credentials: &Credentials,

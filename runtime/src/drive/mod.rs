@@ -106,9 +106,9 @@ pub(crate) trait Waiter {
         Ok(())
     }
 
-    /// Asks the awaited peers what they do. Called when nothing has moved for some time. A reason to expect nothing more
-    /// is only a suspicion at first, since data sent before may still arrive. It is believed if it is found again when it
-    /// was `suspected` for long enough.
+    /// Asks the awaited peers what they do. Called when nothing has moved for some time. A first reason to expect nothing
+    /// more is only a suspicion, since data sent before may still arrive. `suspected` is the suspicion that has lasted for
+    /// long enough: finding it again ends the wait.
     fn ask(&mut self, _suspected: Option<Suspicion>) -> Result<Option<Suspicion>, Self::Error> {
         Ok(None)
     }

@@ -17,16 +17,16 @@ pub(super) const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// It fails only once nothing has moved for this long.
 pub(super) const LOSS_GRACE: Duration = Duration::from_millis(50);
 
-/// The same grace where a wait needs only living peers, none of which has given up: a busy host may delay them this
-/// long. It is shorter than a stall, since the cause is known.
+/// Grace after the news of a loss where a wait needs only living peers, none of which has given up: a busy host may
+/// delay them this long. It is shorter than a stall, since the cause is known.
 pub(super) const LIVING_GRACE: Duration = Duration::from_millis(200);
 
-/// The same grace where the lost peer itself is needed, over memory that it wrote before its end: a few time slices of
-/// a busy host.
+/// Grace after the news of a loss where the lost peer itself is needed, over memory that it wrote before its end: a few
+/// time slices of a busy host.
 pub(super) const HOPELESS_GRACE: Duration = Duration::from_millis(2);
 
-/// The most that the time between two checks counts for these graces. A thread that did not run for longer has looked at
-/// nothing meanwhile, and what held it up may have held up its peers.
+/// A gap between two checks counts towards these graces up to this limit. A thread that did not run for longer has looked
+/// at nothing meanwhile, and its peers may have been held up by the same cause.
 pub(super) const BETWEEN_CHECKS_MAX: Duration = Duration::from_millis(50);
 
 /// Steps that move something between two checks of deadline and abort flag. A step takes some microseconds.

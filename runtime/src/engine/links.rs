@@ -67,7 +67,7 @@ impl Links {
         self.endpoints.get(self.stage?)?.stage()
     }
 
-    /// Returns the same memory, for publishing.
+    /// Returns the memory that the ranks of this host share, for publishing.
     pub(crate) fn stage_mut(&mut self) -> Option<&mut dyn Stage> {
         self.endpoints.get_mut(self.stage?)?.stage_mut()
     }

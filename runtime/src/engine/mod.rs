@@ -116,7 +116,7 @@ pub(crate) struct Engine {
     running: usize,
     /// Slots of running operations that use the stage.
     staged: Vec<u16>,
-    /// Number of looks at the stage before the next one at the links, if nothing outstanding has messages.
+    /// While no operation uses messages: polls of the stage before the links are polled again.
     looks_left: u32,
     failure: Option<Error>,
     /// Numbers of started collectives that have ended.

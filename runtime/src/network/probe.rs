@@ -36,8 +36,8 @@ const ROUND_TRIPS_TIME: Duration = Duration::from_millis(25);
 /// Length of the first message whose rate is measured.
 const FIRST_BYTES: usize = 64 << 10;
 
-/// The same where long messages use several interfaces. Shorter messages would use only one, and so would tell nothing
-/// about the rest.
+/// Length of the first message where long messages use several interfaces. A shorter one would use only one of them, and
+/// tell nothing about the rest.
 const FIRST_BYTES_ON_RAILS: usize = 512 << 10;
 
 /// Number of long messages. The best rate counts, since other messages may have waited for a CPU.
@@ -46,7 +46,8 @@ const LONG_ONES: u32 = 3;
 /// Most round trips spent on measuring a rate.
 const PATIENCE_IN_ROUND_TRIPS: u32 = 10;
 
-/// The same on a far path, where a connection's window grows only with the round trips.
+/// Most round trips spent on measuring the rate of a far path, where a connection's window grows only with the round
+/// trips.
 const FAR_PATIENCE_IN_ROUND_TRIPS: u32 = 25;
 
 /// Round trip from which a pair of hosts counts as far. There, the rate of a short message shows only how the

@@ -65,7 +65,7 @@ macro_rules! make_visit {
 }
 data_types!(make_visit);
 
-/// Does the same as [`visit`] for the bytes of [`fill_bytes`](super::fill_bytes).
+/// Passes the bytes of [`fill_bytes`](super::fill_bytes) on to a function, piece by piece, as [`visit`] does.
 pub(super) fn visit_bytes(
     seed: u64,
     rank: u32,

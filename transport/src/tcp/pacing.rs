@@ -23,8 +23,8 @@ use crate::endpoint::Paced;
 /// Length from which messages are paced.
 const LONG_BYTES: usize = 128 << 10;
 
-/// The same once shorter messages have shown that their bursts overflow a queue. Elsewhere, pacing delays them: see
-/// docs/measurements.md.
+/// Length from which messages are paced once shorter ones have shown that their bursts overflow a queue. Elsewhere, pacing
+/// delays them: see docs/measurements.md.
 const LONG_WHERE_LOST_BYTES: usize = 64 << 10;
 
 /// Number of messages that lost segments, among the last 64 of such a length, which shows that.

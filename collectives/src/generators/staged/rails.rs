@@ -37,7 +37,7 @@ impl<'a> Rails<'a> {
         &ranks[at(rail)..at(rail + 1)]
     }
 
-    /// Returns the same as a first rank and a number.
+    /// Returns the first rank and the number of the ranks of host `host` whose blocks rail `rail` moves.
     fn run(&self, host: u32, rail: u32) -> (u32, u32) {
         let chunk = self.chunk(host, rail);
         (chunk[0], chunk.len() as u32)

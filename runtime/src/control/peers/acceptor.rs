@@ -59,9 +59,9 @@ pub(in crate::control) enum Answer {
     Taken,
     /// The job or group has no members here any more.
     Unknown,
-    /// The same, and before that, this member has gone on without the caller.
+    /// The job or group has no members here any more, and this member has gone on without the caller before.
     LeftBehind(LeftBehind),
-    /// The same, and before that, this member has decided these agreements.
+    /// The job or group has no members here any more; its latest agreements were decided so.
     Left(Vec<Decided>),
 }
 

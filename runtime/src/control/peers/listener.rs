@@ -67,7 +67,7 @@ impl std::fmt::Debug for ListenerAddress {
 pub(crate) enum ConnectError {
     /// The process has ended, or it has left the job.
     Gone(String),
-    /// The same, and the member has gone on without this rank before.
+    /// The member has left the job, and has gone on without this rank before.
     LeftBehind(LeftBehind),
     /// The member has left the job, whose latest agreements were decided so.
     Left(Vec<Decided>),
@@ -316,7 +316,7 @@ impl Listener {
         self.reach(at, locality, credentials, opening, patience, None).await.map(|reached| reached.stream)
     }
 
-    /// Does the same, perhaps by a third member, and also tells how.
+    /// Connects, perhaps by a third member, and also tells how.
     pub(in crate::control) async fn reach(
         &self,
         at: &ListenerAddress,
@@ -354,7 +354,7 @@ impl ListenerAddress {
         self.reach(locality, credentials, opening, patience, None).await.map(|reached| reached.stream)
     }
 
-    /// Does the same, perhaps by a third member, and also tells how.
+    /// Connects, perhaps by a third member, and also tells how.
     async fn reach(
         &self,
         locality: Locality,

@@ -249,7 +249,7 @@ impl Peers {
         let _ = self.events.send(Event::Abort(Abort { members: members.clone(), communicator, cause }));
     }
 
-    /// Does the same, unless the coordinator soon shows that it has told the members.
+    /// Tells members that a communicator is aborted, unless the coordinator soon shows that it has told them.
     pub(super) fn abort_unless_echoed(&self, members: &Arc<[u32]>, communicator: u64, cause: AbortCause) {
         let abort = Abort { members: members.clone(), communicator, cause };
         let _ = self.events.send(Event::AbortUnlessEchoed(abort));

@@ -147,7 +147,7 @@ impl ExchangeCursor {
         self.part
     }
 
-    /// Returns the same for the previous part.
+    /// Returns the offset and the bytes of the previous part.
     pub(super) fn part_before(&self) -> Option<(usize, usize)> {
         self.exchange.checked_sub(1).map(|before| self.part_at(before))
     }

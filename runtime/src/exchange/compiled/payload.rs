@@ -157,10 +157,9 @@ impl CompiledExchange {
         }
     }
 
-    /// Returns whether this rank reads its own contribution from its payload rather than from the caller's buffer. The
-    /// buffer is quicker, since the payload was just written and is on its way to the other ranks. But the contribution
-    /// may be scaled in the payload, or be overwritten in place: by the time it is needed, the output holds the sum of
-    /// at least two ranks before this one.
+    /// Returns whether this rank reads its own contribution from its payload rather than from the caller's buffer, which
+    /// is quicker to read. Two cases need the payload: only the payload is scaled; or the call is in place and the rank is
+    /// 2 or higher, so that the output holds the sum of earlier ranks when this rank's own value is added.
     #[inline]
     pub(super) fn reads_own_back(&self, call: &Call) -> bool {
         let is_scaled = matches!(call.op, ReduceOp::PremulSum(_));
