@@ -67,6 +67,23 @@ def test_parts_of_a_group_have_names_and_limits_of_their_own():
     run(2, body, backend=MIXED)
 
 
+@pytest.mark.parametrize("backend", ["cpu:kolo", MIXED, "cpu:gloo,cuda:kolo"])
+def test_ranks_outside_a_part(backend):
+    def body():
+        part = dist.split_group(split_ranks=[[0, 1]])
+        if dist.get_rank() == 2:
+            assert part is dist.GroupMember.NON_GROUP_MEMBER
+        else:
+            x = torch.ones(2)
+            dist.all_reduce(x, group=part)
+            assert torch.all(x == 2)
+        y = torch.ones(2)
+        dist.all_reduce(y)
+        assert torch.all(y == 3)
+
+    run(3, body, backend=backend)
+
+
 def test_polling():
     def body():
         x = torch.ones(100_000)

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Backend as TorchBackend
 from .. import _kolo
 from ..communicator import Communicator
 from ..errors import Error
-from . import holders, recorder, rendezvous
+from . import holders, recorder, rendezvous, splitting
 from .board import StoreBoard, innermost
 from .coalesced import Coalesced
 from .engine import Engine
@@ -125,11 +125,12 @@ class KoloBackend(Operations, TorchBackend):
     name = getBackendName
 
     def split(self, store, ranks: list[int], opts=None):
-        """Returns a backend for some of the ranks; ``None`` on the others."""
+        """Returns a backend for some of the ranks. Only these take part, over the existing connections."""
+        if self._engine.comm.rank not in ranks:
+            return splitting.Outside()
         timeout = timedelta(0) if opts is None else opts._timeout
         seconds = timeout.total_seconds() if timeout > timedelta(0) else self._engine.seconds
-        part = _part(self._engine, ranks, seconds, getattr(opts, "group_name", "") or "split")
-        return None if part is None else _backend(part)
+        return _backend(_part(self._engine, ranks, seconds, getattr(opts, "group_name", "") or "split"))
 
 
 class KoloGroup(Operations, dist.ProcessGroup):
@@ -160,10 +161,10 @@ class KoloGroup(Operations, dist.ProcessGroup):
         self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None
     ) -> KoloGroup | None:
         """Makes a group of some of the ranks. Only these take part, over the existing connections."""
+        if self._engine.comm.rank not in ranks:
+            return None
         seconds = self._engine.seconds if timeout is None else timeout.total_seconds()
         part = _part(self._engine, list(ranks), seconds, group_name or "split")
-        if part is None:
-            return None
         name = group_name if group_name is not None else f"{self.group_name}:split:{'-'.join(map(str, ranks))}"
         group = _group(dist.PrefixStore(f"{name}/", self.get_group_store()), part)
         group._set_group_name(name)
@@ -189,6 +190,7 @@ def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
     engine = _join(options)
     if mixed:
         holders.install()
+        splitting.install()
         return _backend(engine)
     group = _group(options.store, engine)
     engine.at_first = partial(_refuse_others_once, weakref.ref(group))
@@ -230,9 +232,7 @@ def _world_engine() -> Engine | None:
     return engine if isinstance(engine, Engine) and not engine.comm.closed else None
 
 
-def _part(engine: Engine, ranks: list[int], seconds: float, name: str) -> Engine | None:
-    if engine.comm.rank not in ranks:
-        return None
+def _part(engine: Engine, ranks: list[int], seconds: float, name: str) -> Engine:
     try:
         return Engine(engine.comm.group(ranks, seconds), seconds, name, [engine.ranks[rank] for rank in ranks])
     except Error as error:
