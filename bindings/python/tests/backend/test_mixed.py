@@ -1,5 +1,6 @@
 """Groups that use Kolo for one device and another backend for another device."""
 
+import gc
 import re
 import subprocess
 import sys
@@ -82,6 +83,34 @@ def test_ranks_outside_a_part(backend):
         assert torch.all(y == 3)
 
     run(3, body, backend=backend)
+
+
+def test_torchs_wrapper_for_debugging():
+    """``TORCH_DISTRIBUTED_DEBUG=DETAIL`` puts it around each backend; it calls the C++ object, and does not know the one in Python."""
+
+    def body():
+        group = dist.group.WORLD
+        gc.collect()
+        engine = group._get_backend(torch.device("cpu")).wrapped_pg._engine
+        part = dist.split_group(split_ranks=[[0, 1]])
+        made = dist.new_group([0, 1])
+        gc.collect()
+        for each in (group, part, made):
+            if each is not dist.GroupMember.NON_GROUP_MEMBER:
+                x = torch.ones(2)
+                dist.all_reduce(x, group=each)
+                assert torch.all(x == each.size())
+        assert (part is dist.GroupMember.NON_GROUP_MEMBER) == (dist.get_rank() == 2)
+        dist.destroy_process_group()
+        assert engine.comm.closed
+
+    # Set here for the ranks, which are forks: torch reads the variable when it is imported.
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        run(3, body, backend=MIXED, end=False)
+    finally:
+        dist.set_debug_level(level)
 
 
 def test_polling():

@@ -191,7 +191,7 @@ def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
     if mixed:
         holders.install()
         splitting.install()
-        return _backend(engine)
+        return _kept(_backend(engine))
     group = _group(options.store, engine)
     engine.at_first = partial(_refuse_others_once, weakref.ref(group))
     return group
@@ -199,6 +199,17 @@ def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
 
 def _backend(engine: Engine) -> KoloBackend:
     return KoloBackend(engine, engine.comm.rank, engine.comm.world_size)
+
+
+def _kept(backend: KoloBackend) -> KoloBackend:
+    """Makes torch keep the Python object of a backend for as long as it has the C++ one.
+
+    Torch does so from the registration of the backend on. With ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, it registers a wrapper instead,
+    which calls the C++ object alone. So the backend is registered on a group of its own, which then goes.
+    """
+    group = dist.ProcessGroup(backend.rank(), backend.size())
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
+    return backend
 
 
 def _group(store, engine: Engine) -> KoloGroup:
