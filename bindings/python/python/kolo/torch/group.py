@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Backend as TorchBackend
 from .. import _kolo
 from ..communicator import Communicator
 from ..errors import Error
-from . import holders, recorder, rendezvous, splitting
+from . import holders, hooks, recorder, rendezvous, splitting
 from .board import StoreBoard, innermost
 from .coalesced import Coalesced
 from .engine import Engine
@@ -133,7 +133,7 @@ class KoloBackend(Operations, TorchBackend):
         return _backend(_part(self._engine, ranks, seconds, getattr(opts, "group_name", "") or "split"))
 
 
-class KoloGroup(Operations, dist.ProcessGroup):
+class KoloGroup(Operations, hooks.Hooked, dist.ProcessGroup):
     """A process group whose only backend is Kolo."""
 
     def __init__(self, store, backend: KoloBackend, rank: int, size: int) -> None:
@@ -145,6 +145,8 @@ class KoloGroup(Operations, dist.ProcessGroup):
         for device in DEVICES if torch.cuda.is_available() else ["cpu"]:
             self._register_backend(torch.device(device), kind, self._backend)
         self._set_default_backend(kind)
+        if hooks.checks_for_nan():
+            hooks.dispatch(self)
 
     def getBackendName(self) -> str:  # noqa: N802
         return "kolo"
