@@ -12,7 +12,7 @@ from .direct import options
 from .engine import Engine
 from .errors import Usage
 from .operations import _PLAIN, _REDUCES, _operator, _unfit
-from .tensors import check_devices, concatenated, copy_back, reduced_as, staged_to_reduce
+from .tensors import check_devices, concatenated, copy_back, expect_distinct, reduced_as, staged_to_reduce
 from .work import NO_TIMEOUT, Finished, KoloWork
 from ..numbers import ALL_REDUCE
 
@@ -37,6 +37,8 @@ class Coalesced:
             arguments = (ALL_REDUCE, whole.data_ptr(), whole.data_ptr(), count, kind, op, factor, 0)
             starts.append(partial(self._engine.comm.start, arguments, whole))
             if len(part) > 1 or whole is not part[0]:
+                for tensor in part:
+                    expect_distinct(tensor)
                 after.append((whole, part))
         return self._together("all_reduce_coalesced", starts, opts, list(tensors), lambda: _split(after), list(tensors))
 
