@@ -1,6 +1,7 @@
 """Groups that use Kolo for one device and another backend for another device."""
 
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -57,6 +58,25 @@ def test_new_groups_are_as_the_default_one():
     run(2, body, backend=MIXED)
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="the threads of a process are counted in /proc")
+def test_new_groups_use_the_connections_of_the_default_one():
+    def body():
+        def threads_of(backend):
+            before = len(os.listdir("/proc/self/task"))
+            groups = [dist.new_group(backend=backend) for _ in range(5)]
+            return len(os.listdir("/proc/self/task")) - before, groups
+
+        alone, _ = threads_of("gloo")
+        both, groups = threads_of(MIXED)
+        assert both <= alone
+        for group in groups:
+            x = torch.ones(2)
+            dist.all_reduce(x, group=group)
+            assert torch.all(x == 2)
+
+    run(2, body, backend=MIXED)
+
+
 def test_parts_of_a_group_have_names_and_limits_of_their_own():
     def body():
         seconds = timedelta(seconds=9)
@@ -93,6 +113,8 @@ def test_torchs_wrapper_for_debugging():
         gc.collect()
         engine = group._get_backend(torch.device("cpu")).wrapped_pg._engine
         part = dist.split_group(split_ranks=[[0, 1]])
+        # Later groups do not meet in the store, but use the connections of the default one.
+        kolo.torch.group.StoreBoard = None
         made = dist.new_group([0, 1])
         gc.collect()
         for each in (group, part, made):

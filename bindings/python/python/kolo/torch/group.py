@@ -238,11 +238,17 @@ def _join(options) -> Engine:
 
 
 def _world_engine() -> Engine | None:
-    """Returns the engine of the default group if that is Kolo's; all groups then use its connections."""
-    if not dist.is_initialized():
+    """Returns the engine of the default group if Kolo serves it, or some of its devices; all groups then use its connections."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    if world is None:
         return None
-    engine = getattr(dist.group.WORLD, "_engine", None)
-    return engine if isinstance(engine, Engine) and not engine.comm.closed else None
+    for device in world._device_types:
+        backend = world._get_backend(device)
+        # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around each backend.
+        backend = getattr(backend, "wrapped_pg", backend)
+        if isinstance(backend, KoloBackend) and not backend._engine.comm.closed:
+            return backend._engine
+    return None
 
 
 def _part(engine: Engine, ranks: list[int], seconds: float, name: str) -> Engine:
