@@ -11,11 +11,14 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from group_ranks import run
+from group_ranks import SECONDS, run
+from harness import forked
+from torch.distributed.device_mesh import init_device_mesh
 
 import kolo.torch
 
 MIXED = "cpu:kolo,cuda:gloo"
+LIMIT = timedelta(seconds=SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,23 @@ def test_ranks_outside_a_part(backend):
         assert torch.all(y == 3)
 
     run(3, body, backend=backend)
+
+
+def test_a_group_that_is_bound_to_a_device():
+    def body(rank, ranks, folder):
+        device, store = torch.device("cpu:0"), dist.FileStore(f"{folder}/store", ranks)
+        dist.init_process_group("cpu:kolo", store=store, rank=rank, world_size=ranks, device_id=device, timeout=LIMIT)
+        part = dist.new_group([0, 1])
+        assert (part is dist.GroupMember.NON_GROUP_MEMBER) == (rank == 2)
+        mesh = init_device_mesh("cpu", (1, 3), mesh_dim_names=("a", "b"))
+        for group in (part, mesh["b"].get_group(), dist.group.WORLD):
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                x = torch.ones(2)
+                dist.all_reduce(x, group=group)
+                assert torch.all(x == group.size())
+        dist.destroy_process_group()
+
+    forked(3, body)
 
 
 def test_torchs_wrapper_for_debugging():

@@ -132,6 +132,12 @@ class KoloBackend(Operations, TorchBackend):
         seconds = timeout.total_seconds() if timeout > timedelta(0) else self._engine.seconds
         return _backend(_part(self._engine, ranks, seconds, getattr(opts, "group_name", "") or "split"))
 
+    def perform_nocolor_split(self, device) -> None:
+        """Does nothing: a rank takes no part in making a group to which it does not belong.
+
+        Torch calls it on such a rank if ``init_process_group`` was given a ``device_id``.
+        """
+
 
 class KoloGroup(Operations, hooks.Hooked, dist.ProcessGroup):
     """A process group whose only backend is Kolo."""
