@@ -249,12 +249,20 @@ def _world_engine() -> Engine | None:
     if world is None:
         return None
     for device in world._device_types:
-        backend = world._get_backend(device)
-        # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around each backend.
-        backend = getattr(backend, "wrapped_pg", backend)
-        if isinstance(backend, KoloBackend) and not backend._engine.comm.closed:
+        backend = backend_of(world, device)
+        if backend is not None and not backend._engine.comm.closed:
             return backend._engine
     return None
+
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> KoloBackend | None:
+    """Returns Kolo's backend of a group for a device; ``None`` if another one serves that device."""
+    if isinstance(group, KoloGroup):
+        return group._backend
+    backend = group._get_backend(device)
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around each backend.
+    backend = getattr(backend, "wrapped_pg", backend)
+    return backend if isinstance(backend, KoloBackend) else None
 
 
 def _part(engine: Engine, ranks: list[int], seconds: float, name: str) -> Engine:
