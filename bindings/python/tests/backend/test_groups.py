@@ -128,7 +128,7 @@ def test_barriers_and_timeouts_can_be_set():
         group = dist.group.WORLD
         group.set_timeout(timedelta(seconds=20))
         assert group._engine.seconds == 20
-        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=30)
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=20)
 
     run(3, body)
 

@@ -87,6 +87,9 @@ def test_parts_of_a_group_have_names_and_limits_of_their_own():
         engines = [part._get_backend(torch.device("cpu"))._engine for part in parts]
         assert [engine.seconds for engine in engines] == [9, 9]
         assert engines[0].name != engines[1].name
+        dist.group.WORLD.set_timeout(timedelta(seconds=8))
+        part = dist.group.WORLD.split_group([0, 1])
+        assert part._get_backend(torch.device("cpu"))._engine.seconds == 8
 
     run(2, body, backend=MIXED)
 

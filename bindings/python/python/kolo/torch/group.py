@@ -113,11 +113,11 @@ class KoloBackend(Operations, TorchBackend):
     def __init__(self, engine: Engine, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._engine = engine
-        self._options = TorchBackend.Options("kolo", timedelta(seconds=engine.seconds))
 
     @property
     def options(self) -> TorchBackend.Options:
-        return self._options
+        """The options that torch passes on to ``split``, with the time limit that holds now."""
+        return TorchBackend.Options("kolo", timedelta(seconds=self._engine.seconds))
 
     def getBackendName(self) -> str:  # noqa: N802
         return "kolo"
