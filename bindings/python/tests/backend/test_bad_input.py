@@ -90,6 +90,21 @@ def test_outputs_whose_elements_share_memory():
     run(2, body)
 
 
+@pytest.mark.parametrize("backend", ["kolo", "cpu:kolo"])
+def test_tags_that_there_are_not(backend):
+    def body():
+        x, other = torch.ones(2), 1 - dist.get_rank()
+        refused("send: the tag is -1, but tags are numbers from 0", lambda: dist.isend(x, other, tag=-1))
+        refused("recv: the tag is -1", lambda: dist.recv(x, other, tag=-1))
+        if backend == "kolo":  # torch's C++ has no larger ones
+            refused("the tag is 4294967296", lambda: dist.send(x, other, tag=1 << 32))
+        sent = dist.isend(x, other, tag=2**31 - 1)
+        dist.recv(torch.zeros(2), other, tag=2**31 - 1)
+        sent.wait()
+
+    run(2, body, backend=backend)
+
+
 def test_types_that_an_operator_is_not_defined_for():
     def body():
         refused("bit_and is not defined for f32", lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND))
