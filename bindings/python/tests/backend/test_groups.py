@@ -1,6 +1,7 @@
 """Groups, objects, barriers, and what torch expects of a backend."""
 
 import os
+import tempfile
 import time
 from datetime import timedelta
 
@@ -49,6 +50,28 @@ def test_a_group_forms_within_its_own_time_limit():
         dist.barrier(dist.new_group(timeout=timedelta(seconds=SECONDS)))
 
     run(2, body, seconds=4)
+
+
+@pytest.mark.parametrize("backend", ["kolo", "cpu:kolo,cuda:gloo", "cpu:kolo,cuda:kolo", "gloo"])
+def test_groups_that_merge(backend):
+    """Two pairs of ranks become one group, whose ranks follow from the order in which they come; and once more, in the same store."""
+
+    def body(folder):
+        pair = dist.split_group(split_ranks=[[0, 2], [1, 3]])
+        for number in range(2):
+            store = dist.PrefixStore(f"{number}", dist.FileStore(f"{folder}/merge", 4))
+            whole = pair.merge_remote_group(store, 4, timedelta(seconds=SECONDS), group_name=f"whole {number}")
+            assert whole.size() == 4
+            x = torch.ones(3)
+            whole.allreduce(x).wait()
+            assert torch.all(x == 4)
+            ranks = torch.zeros(4, dtype=torch.int64)
+            whole.all_gather_single(ranks, torch.tensor([whole.rank()])).wait()
+            assert ranks.tolist() == [0, 1, 2, 3]
+            whole.shutdown()
+
+    with tempfile.TemporaryDirectory() as folder:
+        run(4, body, folder, backend=backend)
 
 
 def test_split_group():

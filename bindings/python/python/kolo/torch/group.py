@@ -132,6 +132,16 @@ class KoloBackend(Operations, TorchBackend):
         seconds = timeout.total_seconds() if timeout > timedelta(0) else self._engine.seconds
         return _backend(_part(self._engine, ranks, seconds, getattr(opts, "group_name", "") or "split"))
 
+    def merge(self, store, opts, rank: int, size: int) -> KoloBackend:
+        """Returns a backend for the members of several groups, which meet in ``store``."""
+        seconds = opts._timeout.total_seconds()
+        try:
+            comm = _connected(store, rank, size, seconds)
+        except Error as error:
+            raise translate(error) from None
+        _prepare_torch()
+        return _backend(Engine(comm, seconds, getattr(opts, "group_name", "") or "merge", list(range(size))))
+
     def perform_nocolor_split(self, device) -> None:
         """Does nothing: a rank takes no part in making a group to which it does not belong.
 
@@ -197,8 +207,7 @@ def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
         return reconfigure.create(options)
     engine = _join(options)
     if mixed:
-        holders.install()
-        splitting.install()
+        _prepare_torch()
         return _kept(_backend(engine))
     group = _group(options.store, engine)
     engine.at_first = partial(_refuse_others_once, weakref.ref(group))
@@ -207,6 +216,12 @@ def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
 
 def _backend(engine: Engine) -> KoloBackend:
     return KoloBackend(engine, engine.comm.rank, engine.comm.world_size)
+
+
+def _prepare_torch() -> None:
+    """Changes what torch's C++ does wrong for a group of its own that has a backend in Python."""
+    holders.install()
+    splitting.install()
 
 
 def _kept(backend: KoloBackend) -> KoloBackend:
@@ -236,11 +251,15 @@ def _join(options) -> Engine:
         met = rendezvous.take(innermost(options.store), options.group_rank, options.group_size)
         if met is not None:
             return Engine(met, seconds, name, everybody)
-        settings = {"KOLO_TIMEOUT": str(seconds), "KOLO_JOIN_TIMEOUT": str(seconds)}
-        comm = _kolo.connect_board(StoreBoard(options.store), options.group_rank, options.group_size, settings)
+        comm = _connected(options.store, options.group_rank, options.group_size, seconds)
     except Error as error:
         raise translate(error) from None
     return Engine(comm, seconds, name, everybody)
+
+
+def _connected(store, rank: int, size: int, seconds: float) -> _kolo.Comm:
+    settings = {"KOLO_TIMEOUT": str(seconds), "KOLO_JOIN_TIMEOUT": str(seconds)}
+    return _kolo.connect_board(StoreBoard(store), rank, size, settings)
 
 
 def _world_engine() -> Engine | None:
