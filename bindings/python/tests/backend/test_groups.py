@@ -149,6 +149,7 @@ def test_barriers_and_timeouts_can_be_set():
         dist.monitored_barrier(timeout=timedelta(seconds=10))
         dist.monitored_barrier(wait_all_ranks=True)
         group = dist.group.WORLD
+        group._enable_collectives_timing()
         group.set_timeout(timedelta(seconds=20))
         assert group._engine.seconds == 20
         assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=20)

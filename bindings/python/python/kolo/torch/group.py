@@ -142,6 +142,9 @@ class KoloBackend(Operations, TorchBackend):
         _prepare_torch()
         return _backend(Engine(comm, seconds, getattr(opts, "group_name", "") or "merge", list(range(size))))
 
+    def _enable_collectives_timing(self) -> None:
+        """Does nothing: the flight record has times in any case."""
+
     def perform_nocolor_split(self, device) -> None:
         """Does nothing: a rank takes no part in making a group to which it does not belong.
 
