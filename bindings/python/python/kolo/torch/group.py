@@ -312,9 +312,15 @@ def _is_mixed(options) -> bool:
     if group._device_types or group._get_backend_name() != "custom":
         return True
     # Other backends from outside of torch are "custom" too. But where Kolo serves all devices, this call is for the first of them.
+    return not _is_for(DEVICES[0], options.store)
+
+
+def _is_for(device: str, store: dist.PrefixStore) -> bool:
+    """Returns whether torch is making the backend of a device. It tells the device as the last prefix of the store alone, which
+    shows in the names of keys only."""
     key = "kolo/device"
-    options.store.set(key, b"")
-    return not options.store.underlying_store.check([f"{DEVICES[0]}//{key}"])
+    store.set(key, b"")
+    return store.underlying_store.check([f"{device}//{key}"])
 
 
 def _refuse_others_once(group) -> None:
