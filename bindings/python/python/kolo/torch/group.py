@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Backend as TorchBackend
 from .. import _kolo
 from ..communicator import Communicator
 from ..errors import Error
-from . import holders, hooks, recorder, rendezvous, splitting
+from . import hooks, patches, recorder, rendezvous, splitting
 from .board import StoreBoard, innermost
 from .coalesced import Coalesced
 from .engine import Engine
@@ -139,7 +139,7 @@ class KoloBackend(Operations, TorchBackend):
             comm = _connected(store, rank, size, seconds)
         except Error as error:
             raise translate(error) from None
-        _prepare_torch()
+        patches.for_groups_of_torch()
         return _backend(Engine(comm, seconds, getattr(opts, "group_name", "") or "merge", list(range(size))))
 
     def _enable_collectives_timing(self) -> None:
@@ -210,7 +210,7 @@ def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
         return reconfigure.create(options)
     engine = _join(options)
     if mixed:
-        _prepare_torch()
+        patches.for_groups_of_torch()
         return _kept(_backend(engine))
     group = _group(options.store, engine)
     engine.at_first = partial(_refuse_others_once, weakref.ref(group))
@@ -219,12 +219,6 @@ def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
 
 def _backend(engine: Engine) -> KoloBackend:
     return KoloBackend(engine, engine.comm.rank, engine.comm.world_size)
-
-
-def _prepare_torch() -> None:
-    """Changes what torch's C++ does wrong for a group of its own that has a backend in Python."""
-    holders.install()
-    splitting.install()
 
 
 def _kept(backend: KoloBackend) -> KoloBackend:

@@ -11,7 +11,7 @@ import os
 
 import torch.distributed as dist
 
-from . import holders
+from . import patches
 from .coalesced import Coalesced
 from .messages import Messages
 from .operations import Collectives
@@ -42,7 +42,7 @@ def checks_for_nan() -> bool:
 
 def dispatch(group) -> None:
     """Makes the operations of a group go through torch's C++ from now on."""
-    holders.install()
+    patches.for_groups_of_torch()
     if not issubclass(type(group), _Dispatched):
         group.__class__ = _dispatched(type(group))
 

@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-from .graphs import kept_out
-from .group import backend_of
 
 #: The work of the last forward pass of each reducer.
 _works: weakref.WeakKeyDictionary[dist.Reducer, dist.Work] = weakref.WeakKeyDictionary()
 
 
-def install() -> None:
-    """Patches ``torch.distributed.Reducer`` and ``DistributedDataParallel``. To be called once."""
-    reducer, ddp = dist.Reducer, DistributedDataParallel
-    reducer._set_forward_pass_work_handle = _keeping_works(reducer._set_forward_pass_work_handle)
-    ddp._register_builtin_comm_hook = _compressing_in_python(ddp._register_builtin_comm_hook)
-
-
-def _keeping_works(plain):
+def keeping_works(plain):
     """Makes works live as long as the reducer may wait for them, as it does under ``Join``.
 
     The reducer keeps only the C++ object of the work of each forward pass. If Python's object goes meanwhile, as it does when the
     forward pass returns, the wait does not reach the method in Python, and never ends.
     """
 
-    @functools.wraps(plain)
     def keeping(self, work, *arguments):
         _works[self] = work
         plain(self, work, *arguments)
 
-    return kept_out(keeping)
+    return keeping
 
 
-def _compressing_in_python(plain):
+def compressing_in_python(plain):
     """Replaces the built-in hook for compression by the equal one in Python.
 
     The built-in hook takes no list of tensors from a future that was made in Python.
     """
 
-    @functools.wraps(plain)
     def register(self, comm_hook_type):
+        # Imported here, since few programs need the hook, and since a group imports this module.
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        from .group import backend_of
+
         compresses = comm_hook_type == dist.BuiltinCommHookType.FP16_COMPRESS
         if not compresses or backend_of(self.process_group, self.device) is None:
             return plain(self, comm_hook_type)
-        # Imported here, since DDP does not need it otherwise.
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
         return self.register_comm_hook(self.process_group, fp16_compress_hook)
 
-    return kept_out(register)
+    return register

@@ -1,20 +1,13 @@
 """Parts of groups that have other backends beside Kolo.
 
 Torch's C++ splits every backend of such a group on every rank. On a rank outside the part, torch's own backends return no part, but
-one that is written in Python has to return an object. So Kolo's returns an :class:`Outside`, and :func:`install` makes
-``split_group`` return ``None`` as it does with torch's own backends.
+one that is written in Python has to return an object. So Kolo's returns an :class:`Outside`, and ``split_group`` is replaced by one
+that returns ``None`` on such a rank, as with torch's own backends.
 """
 
 from __future__ import annotations
 
-import functools
-
-import torch.distributed as dist
 from torch._C._distributed_c10d import Backend as TorchBackend
-
-from .graphs import kept_out
-
-_installed = False
 
 
 class Outside(TorchBackend):
@@ -27,17 +20,11 @@ class Outside(TorchBackend):
         return "kolo"
 
 
-def install() -> None:
-    """Patches ``torch.distributed.ProcessGroup.split_group``. May be called again."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
-    plain = dist.ProcessGroup.split_group
+def hiding_outside(plain):
+    """Makes ``split_group`` return ``None`` on a rank outside the part."""
 
-    @functools.wraps(plain)
     def split_group(self, new_ranks, *arguments, **named):
         part = plain(self, new_ranks, *arguments, **named)
         return part if self.rank() in new_ranks else None
 
-    dist.ProcessGroup.split_group = kept_out(split_group)
+    return split_group
