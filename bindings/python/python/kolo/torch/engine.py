@@ -76,10 +76,7 @@ class Engine:
         ``arguments`` are those of ``Comm.start``; ``after`` is called once Kolo's outputs are complete; ``inputs`` are the caller's
         inputs, if they are not the outputs.
         """
-        self.sequence += 1
-        if self.at_first is not None:
-            self._check_once()
-        waits = opts is not None and self.collected is None and not getattr(opts, "asyncOp", True)
+        waits = self._enter(opts)
         if is_on() or (self.launcher is not None and self.launcher.is_needed((*outputs, *(inputs or ())))):
             work = self.started(name, (partial(self.comm.start, arguments, owner),), opts, outputs, after, inputs)
             if not waits:
@@ -105,11 +102,9 @@ class Engine:
 
     def several(self, name: str, starts: list, opts, outputs: list, after=None, inputs=None):
         """Starts several collectives that form one call of torch, and waits for them if the caller does."""
-        self.sequence += 1
-        if self.at_first is not None:
-            self._check_once()
+        waits = self._enter(opts)
         work = self.started(name, tuple(starts), opts, outputs, after, inputs)
-        if self.collected is None and not getattr(opts, "asyncOp", True):
+        if waits:
             KoloWork.wait(work)
         return work
 
@@ -144,9 +139,13 @@ class Engine:
                 _register_work(tensor, work)
         return work
 
-    def _check_once(self) -> None:
-        check, self.at_first = self.at_first, None
-        check()
+    def _enter(self, opts) -> bool:
+        """Counts a collective. Returns whether the caller waits for it."""
+        self.sequence += 1
+        if self.at_first is not None:
+            check, self.at_first = self.at_first, None
+            check()
+        return opts is not None and self.collected is None and not getattr(opts, "asyncOp", True)
 
     def failed(self, error: Error) -> Error:
         """Returns the error for the caller. Keeps a copy of the first one, which says why the group failed."""
