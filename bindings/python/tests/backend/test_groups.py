@@ -90,6 +90,21 @@ def test_split_group():
     run(4, body)
 
 
+@pytest.mark.parametrize("backend", ["kolo", "cpu:kolo,cuda:gloo", "gloo"])
+def test_parts_have_the_default_names_of_torch(backend):
+    def body():
+        group = dist.group.WORLD
+        split = [group.split_group(ranks) for ranks in ([0, 1], [1, 0])]
+        split.append(group.split_group([0, 1], group_name="named", group_desc="described"))
+        split.append(dist.split_group(split_ranks=[[0, 1]]))
+        descriptions = ["default_pg:split:0", "default_pg:split:1", "described", "default_pg:split:2"]
+        assert [part.group_desc for part in split] == descriptions
+        assert [part.group_name for part in split[:3]] == ["0:split:[0, 1]", "0:split:[1, 0]", "named"]
+        assert backend != "kolo" or split[0]._engine.name == "0:split:[0, 1]"
+
+    run(2, body, backend=backend)
+
+
 def test_a_kolo_group_beside_gloo():
     def body():
         group = dist.new_group(backend="kolo")

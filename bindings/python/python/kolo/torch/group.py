@@ -160,6 +160,8 @@ class KoloGroup(Operations, hooks.Hooked, dist.ProcessGroup):
         self._engine = backend._engine
         # Torch keeps only the C++ object alive; the group keeps the Python one.
         self._backend = backend
+        #: The number of parts that were split off without a description.
+        self._splits = 0
         kind = dist.ProcessGroup.BackendType.CUSTOM
         for device in DEVICES if torch.cuda.is_available() else ["cpu"]:
             self._register_backend(torch.device(device), kind, self._backend)
@@ -182,14 +184,17 @@ class KoloGroup(Operations, hooks.Hooked, dist.ProcessGroup):
         self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None
     ) -> KoloGroup | None:
         """Makes a group of some of the ranks. Only these take part, over the existing connections."""
+        # The default names are those of torch's own groups.
+        name = group_name if group_name is not None else f"{self.group_name}:split:{list(ranks)}"
+        desc = group_desc if group_desc is not None else f"{self.group_desc}:split:{self._splits}"
+        self._splits += group_desc is None
         if self._engine.comm.rank not in ranks:
             return None
         seconds = self._engine.seconds if timeout is None else timeout.total_seconds()
-        part = _part(self._engine, list(ranks), seconds, group_name or "split")
-        name = group_name if group_name is not None else f"{self.group_name}:split:{'-'.join(map(str, ranks))}"
+        part = _part(self._engine, list(ranks), seconds, name)
         group = _group(dist.PrefixStore(f"{name}/", self.get_group_store()), part)
         group._set_group_name(name)
-        group._set_group_desc(group_desc if group_desc is not None else f"{self.group_desc}:split")
+        group._set_group_desc(desc)
         return group
 
 
