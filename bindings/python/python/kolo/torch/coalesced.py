@@ -103,9 +103,9 @@ class Several(KoloWork):
     """The work of a coalescing region; complete when all of its works are."""
 
     def __init__(self, engine: Engine, works: list, outputs: list) -> None:
-        super().__init__(engine, (), outputs, None, engine.seconds)
+        messages = any(work.has_messages for work in works)
+        super().__init__(engine, (), outputs, None, engine.seconds, has_messages=messages)
         self._all = works
-        self.has_messages = any(work.has_messages for work in works)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         until = time.monotonic() + self._limit(timeout)

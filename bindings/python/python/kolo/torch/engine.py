@@ -108,7 +108,9 @@ class Engine:
             KoloWork.wait(work)
         return work
 
-    def started(self, name: str, starts: tuple, opts, outputs: list, after, inputs=None) -> KoloWork:
+    def started(
+        self, name: str, starts: tuple, opts, outputs: list, after, inputs=None, has_messages: bool = False
+    ) -> KoloWork:
         """Calls the functions ``starts``, which return works of the compiled module, and makes one work of them."""
         given = outputs if inputs is None else inputs
         span = Span(name, given) if is_on() else None
@@ -125,7 +127,7 @@ class Engine:
         limit = self.limit(opts)
         if span is not None:
             span.end_with(works)
-        return self._handed_out(self.work(self, works, outputs, after, limit, span))
+        return self._handed_out(self.work(self, works, outputs, after, limit, span, has_messages))
 
     def begin(self, start):
         """Starts an operation on host memory, after those that were called before."""

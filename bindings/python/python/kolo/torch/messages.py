@@ -42,6 +42,4 @@ class Messages:
         kind, count = moved_as(buffer)
         transfer = (name == "send", peer, buffer.data_ptr(), count * SIZES[kind], kind, tag)
         start = partial(self._engine.comm.start_transfer, transfer, buffer)
-        work = self._engine.started(name, (start,), None, [tensor], after)
-        work.has_messages = True
-        return work
+        return self._engine.started(name, (start,), None, [tensor], after, has_messages=True)
