@@ -54,7 +54,7 @@ def test_a_group_forms_within_its_own_time_limit():
 
 @pytest.mark.parametrize("backend", ["kolo", "cpu:kolo,cuda:gloo", "cpu:kolo,cuda:kolo", "gloo"])
 def test_groups_that_merge(backend):
-    """Two pairs of ranks become one group, whose ranks follow from the order in which they come; and once more, in the same store."""
+    """Two pairs of ranks become one group, twice."""
 
     def body(folder):
         pair = dist.split_group(split_ranks=[[0, 2], [1, 3]])

@@ -129,7 +129,7 @@ def test_a_group_that_is_bound_to_a_device():
 
 
 def test_torchs_wrapper_for_debugging():
-    """``TORCH_DISTRIBUTED_DEBUG=DETAIL`` puts it around each backend; it calls the C++ object, and does not know the one in Python."""
+    """``TORCH_DISTRIBUTED_DEBUG=DETAIL`` puts it around each backend. It keeps the C++ object alone."""
 
     def body():
         group = dist.group.WORLD

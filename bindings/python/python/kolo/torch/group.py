@@ -315,8 +315,8 @@ def _is_mixed(options) -> bool:
 
 
 def _is_for(device: str, store: dist.PrefixStore) -> bool:
-    """Returns whether torch is making the backend of a device. It tells the device as the last prefix of the store alone, which
-    shows in the names of keys only."""
+    """Returns whether torch is making the backend of this device. Only the last prefix of the store tells, and only the names of
+    keys show that prefix."""
     key = "kolo/device"
     store.set(key, b"")
     return store.underlying_store.check([f"{device}//{key}"])

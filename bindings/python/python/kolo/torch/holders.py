@@ -1,8 +1,8 @@
 """Works of groups that have other backends beside Kolo.
 
 Such a group is torch's own, and its C++ returns a holder of Kolo's work. The holder forwards only ``wait`` and ``get_future``; its
-base class answers all other calls, so that ``is_completed`` stays False for ever. The methods here ask the work inside. Works of other
-backends behave as before.
+base class answers all other calls, so that ``is_completed`` stays False for ever. The methods here ask the work inside. Works of
+other backends behave as before.
 """
 
 from __future__ import annotations

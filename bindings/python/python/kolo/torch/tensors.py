@@ -217,8 +217,8 @@ def expect_distinct(tensor: torch.Tensor) -> None:
     """Refuses an output whose elements share memory. Torch would refuse the copy at the end, when other ranks have succeeded."""
     if tensor.numel() and any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride())):
         raise Usage(
-            f"an output of {tuple(tensor.shape)} elements that share memory, as those of an expanded tensor do: they cannot "
-            "hold a result each; pass a clone() of it"
+            f"an output of {tuple(tensor.shape)} elements that share memory, as those of an expanded tensor do: they "
+            "cannot hold a result each; pass a clone() of it"
         )
 
 
