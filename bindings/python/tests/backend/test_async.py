@@ -183,21 +183,25 @@ def test_futures(ranks):
 @pytest.mark.parametrize("first", ["future", "poll", "wait"])
 def test_a_failure_to_copy_the_results_back_stays(first):
     def body():
-        # Contiguous copies of it are summed, but nothing can be copied into it.
-        x = torch.ones(1).expand(4)
+        def copy_back(tensor, room):
+            raise RuntimeError("the copy failed")
+
+        kolo.torch.tensors.copy_back = copy_back
+        # A contiguous copy of it is summed.
+        x = torch.ones(8)[::2]
         work = dist.all_reduce(x, async_op=True)
         if first == "future":
             # A thread waits for the operation, and only then is the future complete.
-            with pytest.raises(RuntimeError, match="single memory location"):
+            with pytest.raises(RuntimeError, match="the copy failed"):
                 work.get_future().wait()
         elif first == "poll":
             while not work.is_completed():
                 pass
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="single memory location"):
+            with pytest.raises(RuntimeError, match="the copy failed"):
                 work.wait()
         assert not work.is_success() and isinstance(work.exception(), RuntimeError)
-        with pytest.raises(RuntimeError, match="single memory location"):
+        with pytest.raises(RuntimeError, match="the copy failed"):
             work.get_future().wait()
         # The communicator is not affected.
         dist.all_reduce(torch.ones(3))

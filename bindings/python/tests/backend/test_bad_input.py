@@ -69,6 +69,42 @@ def test_tensors_without_memory():
     run(2, body)
 
 
+def test_outputs_whose_elements_share_memory():
+    def body():
+        n, plain, values = dist.get_world_size(), torch.ones(4), torch.zeros(1)
+        shared, both = values.expand(4), values.expand(4 * dist.get_world_size())
+        clone = "share memory, .* pass a clone"
+        refused(clone, lambda: dist.all_reduce(shared))
+        refused(clone, lambda: dist.all_reduce(shared, async_op=True))
+        refused(clone, lambda: dist.all_gather_into_tensor(both, plain))
+        refused(clone, lambda: dist.all_gather([shared] * n, plain))
+        refused(clone, lambda: dist.all_reduce_coalesced([torch.ones(2), shared]))
+        refused(clone, lambda: dist.recv(shared, 1 - dist.get_rank()))
+        # Such a tensor can be read.
+        dist.all_gather_into_tensor(torch.zeros(8), shared)
+        ones = torch.ones(1).expand(4)
+        received = ones if dist.get_rank() == 0 else torch.zeros(4)
+        dist.broadcast(received, 0)
+        assert torch.all(received == 1) and torch.all(values == 0)
+
+    run(2, body)
+
+
+@pytest.mark.parametrize("backend", ["kolo", "cpu:kolo"])
+def test_tags_that_there_are_not(backend):
+    def body():
+        x, other = torch.ones(2), 1 - dist.get_rank()
+        refused("send: the tag is -1, but tags are numbers from 0", lambda: dist.isend(x, other, tag=-1))
+        refused("recv: the tag is -1", lambda: dist.recv(x, other, tag=-1))
+        if backend == "kolo":  # torch's C++ has no larger ones
+            refused("the tag is 4294967296", lambda: dist.send(x, other, tag=1 << 32))
+        sent = dist.isend(x, other, tag=2**31 - 1)
+        dist.recv(torch.zeros(2), other, tag=2**31 - 1)
+        sent.wait()
+
+    run(2, body, backend=backend)
+
+
 def test_types_that_an_operator_is_not_defined_for():
     def body():
         refused("bit_and is not defined for f32", lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND))

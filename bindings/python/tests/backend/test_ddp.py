@@ -99,6 +99,19 @@ def test_communication_hooks(hook):
     run(2, body)
 
 
+@pytest.mark.parametrize("hook", list(dist.BuiltinCommHookType.__members__))
+@pytest.mark.parametrize("backend", ["kolo", "cpu:kolo,cuda:gloo", "gloo"])
+def test_built_in_communication_hooks(hook, backend):
+    def body():
+        parallel = DistributedDataParallel(model(), bucket_cap_mb=0.1)
+        parallel._register_builtin_comm_hook(dist.BuiltinCommHookType.__members__[hook])
+        ours = train(parallel, 2)
+        plain = train(DistributedDataParallel(model(), bucket_cap_mb=0.1), 2)
+        assert torch.allclose(ours, plain, atol=0.02)
+
+    run(2, body, backend=backend)
+
+
 def test_power_sgd_zero_and_join():
     def body():
         parallel = DistributedDataParallel(model())

@@ -1,6 +1,7 @@
 """Groups, objects, barriers, and what torch expects of a backend."""
 
 import os
+import tempfile
 import time
 from datetime import timedelta
 
@@ -51,6 +52,28 @@ def test_a_group_forms_within_its_own_time_limit():
     run(2, body, seconds=4)
 
 
+@pytest.mark.parametrize("backend", ["kolo", "cpu:kolo,cuda:gloo", "cpu:kolo,cuda:kolo", "gloo"])
+def test_groups_that_merge(backend):
+    """Two pairs of ranks become one group, twice."""
+
+    def body(folder):
+        pair = dist.split_group(split_ranks=[[0, 2], [1, 3]])
+        for number in range(2):
+            store = dist.PrefixStore(f"{number}", dist.FileStore(f"{folder}/merge", 4))
+            whole = pair.merge_remote_group(store, 4, timedelta(seconds=SECONDS), group_name=f"whole {number}")
+            assert whole.size() == 4
+            x = torch.ones(3)
+            whole.allreduce(x).wait()
+            assert torch.all(x == 4)
+            ranks = torch.zeros(4, dtype=torch.int64)
+            whole.all_gather_single(ranks, torch.tensor([whole.rank()])).wait()
+            assert ranks.tolist() == [0, 1, 2, 3]
+            whole.shutdown()
+
+    with tempfile.TemporaryDirectory() as folder:
+        run(4, body, folder, backend=backend)
+
+
 def test_split_group():
     def body():
         me = dist.get_rank()
@@ -65,6 +88,21 @@ def test_split_group():
             assert work.wait()
 
     run(4, body)
+
+
+@pytest.mark.parametrize("backend", ["kolo", "cpu:kolo,cuda:gloo", "gloo"])
+def test_parts_have_the_default_names_of_torch(backend):
+    def body():
+        group = dist.group.WORLD
+        split = [group.split_group(ranks) for ranks in ([0, 1], [1, 0])]
+        split.append(group.split_group([0, 1], group_name="named", group_desc="described"))
+        split.append(dist.split_group(split_ranks=[[0, 1]]))
+        descriptions = ["default_pg:split:0", "default_pg:split:1", "described", "default_pg:split:2"]
+        assert [part.group_desc for part in split] == descriptions
+        assert [part.group_name for part in split[:3]] == ["0:split:[0, 1]", "0:split:[1, 0]", "named"]
+        assert backend != "kolo" or split[0]._engine.name == "0:split:[0, 1]"
+
+    run(2, body, backend=backend)
 
 
 def test_a_kolo_group_beside_gloo():
@@ -126,9 +164,10 @@ def test_barriers_and_timeouts_can_be_set():
         dist.monitored_barrier(timeout=timedelta(seconds=10))
         dist.monitored_barrier(wait_all_ranks=True)
         group = dist.group.WORLD
+        group._enable_collectives_timing()
         group.set_timeout(timedelta(seconds=20))
         assert group._engine.seconds == 20
-        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=30)
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=20)
 
     run(3, body)
 

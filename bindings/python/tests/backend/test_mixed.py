@@ -1,5 +1,7 @@
 """Groups that use Kolo for one device and another backend for another device."""
 
+import gc
+import os
 import re
 import subprocess
 import sys
@@ -9,11 +11,14 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from group_ranks import run
+from group_ranks import SECONDS, run
+from harness import forked
+from torch.distributed.device_mesh import init_device_mesh
 
 import kolo.torch
 
 MIXED = "cpu:kolo,cuda:gloo"
+LIMIT = timedelta(seconds=SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +61,25 @@ def test_new_groups_are_as_the_default_one():
     run(2, body, backend=MIXED)
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="the threads of a process are counted in /proc")
+def test_new_groups_use_the_connections_of_the_default_one():
+    def body():
+        def threads_of(backend):
+            before = len(os.listdir("/proc/self/task"))
+            groups = [dist.new_group(backend=backend) for _ in range(5)]
+            return len(os.listdir("/proc/self/task")) - before, groups
+
+        alone, _ = threads_of("gloo")
+        both, groups = threads_of(MIXED)
+        assert both <= alone
+        for group in groups:
+            x = torch.ones(2)
+            dist.all_reduce(x, group=group)
+            assert torch.all(x == 2)
+
+    run(2, body, backend=MIXED)
+
+
 def test_parts_of_a_group_have_names_and_limits_of_their_own():
     def body():
         seconds = timedelta(seconds=9)
@@ -63,8 +87,75 @@ def test_parts_of_a_group_have_names_and_limits_of_their_own():
         engines = [part._get_backend(torch.device("cpu"))._engine for part in parts]
         assert [engine.seconds for engine in engines] == [9, 9]
         assert engines[0].name != engines[1].name
+        dist.group.WORLD.set_timeout(timedelta(seconds=8))
+        part = dist.group.WORLD.split_group([0, 1])
+        assert part._get_backend(torch.device("cpu"))._engine.seconds == 8
 
     run(2, body, backend=MIXED)
+
+
+@pytest.mark.parametrize("backend", ["cpu:kolo", MIXED, "cpu:gloo,cuda:kolo"])
+def test_ranks_outside_a_part(backend):
+    def body():
+        part = dist.split_group(split_ranks=[[0, 1]])
+        if dist.get_rank() == 2:
+            assert part is dist.GroupMember.NON_GROUP_MEMBER
+        else:
+            x = torch.ones(2)
+            dist.all_reduce(x, group=part)
+            assert torch.all(x == 2)
+        y = torch.ones(2)
+        dist.all_reduce(y)
+        assert torch.all(y == 3)
+
+    run(3, body, backend=backend)
+
+
+def test_a_group_that_is_bound_to_a_device():
+    def body(rank, ranks, folder):
+        device, store = torch.device("cpu:0"), dist.FileStore(f"{folder}/store", ranks)
+        dist.init_process_group("cpu:kolo", store=store, rank=rank, world_size=ranks, device_id=device, timeout=LIMIT)
+        part = dist.new_group([0, 1])
+        assert (part is dist.GroupMember.NON_GROUP_MEMBER) == (rank == 2)
+        mesh = init_device_mesh("cpu", (1, 3), mesh_dim_names=("a", "b"))
+        for group in (part, mesh["b"].get_group(), dist.group.WORLD):
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                x = torch.ones(2)
+                dist.all_reduce(x, group=group)
+                assert torch.all(x == group.size())
+        dist.destroy_process_group()
+
+    forked(3, body)
+
+
+def test_torchs_wrapper_for_debugging():
+    """``TORCH_DISTRIBUTED_DEBUG=DETAIL`` puts it around each backend. It keeps the C++ object alone."""
+
+    def body():
+        group = dist.group.WORLD
+        gc.collect()
+        engine = group._get_backend(torch.device("cpu")).wrapped_pg._engine
+        part = dist.split_group(split_ranks=[[0, 1]])
+        # Later groups do not meet in the store, but use the connections of the default one.
+        kolo.torch.group.StoreBoard = None
+        made = dist.new_group([0, 1])
+        gc.collect()
+        for each in (group, part, made):
+            if each is not dist.GroupMember.NON_GROUP_MEMBER:
+                x = torch.ones(2)
+                dist.all_reduce(x, group=each)
+                assert torch.all(x == each.size())
+        assert (part is dist.GroupMember.NON_GROUP_MEMBER) == (dist.get_rank() == 2)
+        dist.destroy_process_group()
+        assert engine.comm.closed
+
+    # Set here for the ranks, which are forks: torch reads the variable when it is imported.
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        run(3, body, backend=MIXED, end=False)
+    finally:
+        dist.set_debug_level(level)
 
 
 def test_polling():

@@ -21,7 +21,7 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
 import torch.distributed as dist  # noqa: E402
 
 from .. import launchers  # noqa: E402
-from . import reducer, rendezvous  # noqa: E402
+from . import patches, rendezvous  # noqa: E402
 from .coalesced import Several  # noqa: E402
 from .errors import (  # noqa: E402
     Aborted,
@@ -76,7 +76,7 @@ def register() -> None:
         return
     dist.Backend.register_backend("kolo", create, extended_api=True, devices=list(DEVICES))
     rendezvous.install()
-    reducer.install()
+    patches.for_all()
     launchers.fill_in()
 
 

@@ -12,7 +12,7 @@ from .direct import options
 from .engine import Engine
 from .errors import Usage
 from .operations import _PLAIN, _REDUCES, _operator, _unfit
-from .tensors import check_devices, concatenated, copy_back, reduced_as, staged_to_reduce
+from .tensors import check_devices, concatenated, copy_back, expect_distinct, reduced_as, staged_to_reduce
 from .work import NO_TIMEOUT, Finished, KoloWork
 from ..numbers import ALL_REDUCE
 
@@ -37,6 +37,8 @@ class Coalesced:
             arguments = (ALL_REDUCE, whole.data_ptr(), whole.data_ptr(), count, kind, op, factor, 0)
             starts.append(partial(self._engine.comm.start, arguments, whole))
             if len(part) > 1 or whole is not part[0]:
+                for tensor in part:
+                    expect_distinct(tensor)
                 after.append((whole, part))
         return self._together("all_reduce_coalesced", starts, opts, list(tensors), lambda: _split(after), list(tensors))
 
@@ -101,9 +103,9 @@ class Several(KoloWork):
     """The work of a coalescing region; complete when all of its works are."""
 
     def __init__(self, engine: Engine, works: list, outputs: list) -> None:
-        super().__init__(engine, (), outputs, None, engine.seconds)
+        messages = any(work.has_messages for work in works)
+        super().__init__(engine, (), outputs, None, engine.seconds, has_messages=messages)
         self._all = works
-        self.has_messages = any(work.has_messages for work in works)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         until = time.monotonic() + self._limit(timeout)

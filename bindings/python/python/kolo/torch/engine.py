@@ -76,10 +76,7 @@ class Engine:
         ``arguments`` are those of ``Comm.start``; ``after`` is called once Kolo's outputs are complete; ``inputs`` are the caller's
         inputs, if they are not the outputs.
         """
-        self.sequence += 1
-        if self.at_first is not None:
-            self._check_once()
-        waits = opts is not None and self.collected is None and not getattr(opts, "asyncOp", True)
+        waits = self._enter(opts)
         if is_on() or (self.launcher is not None and self.launcher.is_needed((*outputs, *(inputs or ())))):
             work = self.started(name, (partial(self.comm.start, arguments, owner),), opts, outputs, after, inputs)
             if not waits:
@@ -105,15 +102,15 @@ class Engine:
 
     def several(self, name: str, starts: list, opts, outputs: list, after=None, inputs=None):
         """Starts several collectives that form one call of torch, and waits for them if the caller does."""
-        self.sequence += 1
-        if self.at_first is not None:
-            self._check_once()
+        waits = self._enter(opts)
         work = self.started(name, tuple(starts), opts, outputs, after, inputs)
-        if self.collected is None and not getattr(opts, "asyncOp", True):
+        if waits:
             KoloWork.wait(work)
         return work
 
-    def started(self, name: str, starts: tuple, opts, outputs: list, after, inputs=None) -> KoloWork:
+    def started(
+        self, name: str, starts: tuple, opts, outputs: list, after, inputs=None, has_messages: bool = False
+    ) -> KoloWork:
         """Calls the functions ``starts``, which return works of the compiled module, and makes one work of them."""
         given = outputs if inputs is None else inputs
         span = Span(name, given) if is_on() else None
@@ -130,7 +127,7 @@ class Engine:
         limit = self.limit(opts)
         if span is not None:
             span.end_with(works)
-        return self._handed_out(self.work(self, works, outputs, after, limit, span))
+        return self._handed_out(self.work(self, works, outputs, after, limit, span, has_messages))
 
     def begin(self, start):
         """Starts an operation on host memory, after those that were called before."""
@@ -144,9 +141,13 @@ class Engine:
                 _register_work(tensor, work)
         return work
 
-    def _check_once(self) -> None:
-        check, self.at_first = self.at_first, None
-        check()
+    def _enter(self, opts) -> bool:
+        """Counts a collective. Returns whether the caller waits for it."""
+        self.sequence += 1
+        if self.at_first is not None:
+            check, self.at_first = self.at_first, None
+            check()
+        return opts is not None and self.collected is None and not getattr(opts, "asyncOp", True)
 
     def failed(self, error: Error) -> Error:
         """Returns the error for the caller. Keeps a copy of the first one, which says why the group failed."""

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Backend as TorchBackend
 from .. import _kolo
 from ..communicator import Communicator
 from ..errors import Error
-from . import holders, recorder, rendezvous
+from . import hooks, patches, recorder, rendezvous, splitting
 from .board import StoreBoard, innermost
 from .coalesced import Coalesced
 from .engine import Engine
@@ -113,11 +113,11 @@ class KoloBackend(Operations, TorchBackend):
     def __init__(self, engine: Engine, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._engine = engine
-        self._options = TorchBackend.Options("kolo", timedelta(seconds=engine.seconds))
 
     @property
     def options(self) -> TorchBackend.Options:
-        return self._options
+        """The options that torch passes on to ``split``, with the time limit that holds now."""
+        return TorchBackend.Options("kolo", timedelta(seconds=self._engine.seconds))
 
     def getBackendName(self) -> str:  # noqa: N802
         return "kolo"
@@ -125,14 +125,34 @@ class KoloBackend(Operations, TorchBackend):
     name = getBackendName
 
     def split(self, store, ranks: list[int], opts=None):
-        """Returns a backend for some of the ranks; ``None`` on the others."""
+        """Returns a backend for some of the ranks. Only these take part, over the existing connections."""
+        if self._engine.comm.rank not in ranks:
+            return splitting.Outside()
         timeout = timedelta(0) if opts is None else opts._timeout
         seconds = timeout.total_seconds() if timeout > timedelta(0) else self._engine.seconds
-        part = _part(self._engine, ranks, seconds, getattr(opts, "group_name", "") or "split")
-        return None if part is None else _backend(part)
+        return _backend(_part(self._engine, ranks, seconds, getattr(opts, "group_name", "") or "split"))
+
+    def merge(self, store, opts, rank: int, size: int) -> KoloBackend:
+        """Returns a backend for the members of several groups, which meet in ``store``."""
+        seconds = opts._timeout.total_seconds()
+        try:
+            comm = _connected(store, rank, size, seconds)
+        except Error as error:
+            raise translate(error) from None
+        patches.for_groups_of_torch()
+        return _backend(Engine(comm, seconds, getattr(opts, "group_name", "") or "merge", list(range(size))))
+
+    def _enable_collectives_timing(self) -> None:
+        """Does nothing: the flight record has times in any case."""
+
+    def perform_nocolor_split(self, device) -> None:
+        """Does nothing: a rank takes no part in making a group to which it does not belong.
+
+        Torch calls it on such a rank if ``init_process_group`` was given a ``device_id``.
+        """
 
 
-class KoloGroup(Operations, dist.ProcessGroup):
+class KoloGroup(Operations, hooks.Hooked, dist.ProcessGroup):
     """A process group whose only backend is Kolo."""
 
     def __init__(self, store, backend: KoloBackend, rank: int, size: int) -> None:
@@ -140,10 +160,14 @@ class KoloGroup(Operations, dist.ProcessGroup):
         self._engine = backend._engine
         # Torch keeps only the C++ object alive; the group keeps the Python one.
         self._backend = backend
+        #: The number of parts that were split off without a description.
+        self._splits = 0
         kind = dist.ProcessGroup.BackendType.CUSTOM
         for device in DEVICES if torch.cuda.is_available() else ["cpu"]:
             self._register_backend(torch.device(device), kind, self._backend)
         self._set_default_backend(kind)
+        if hooks.checks_for_nan():
+            hooks.dispatch(self)
 
     def getBackendName(self) -> str:  # noqa: N802
         return "kolo"
@@ -160,14 +184,17 @@ class KoloGroup(Operations, dist.ProcessGroup):
         self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None
     ) -> KoloGroup | None:
         """Makes a group of some of the ranks. Only these take part, over the existing connections."""
-        seconds = self._engine.seconds if timeout is None else timeout.total_seconds()
-        part = _part(self._engine, list(ranks), seconds, group_name or "split")
-        if part is None:
+        # The default names are those of torch's own groups.
+        name = group_name if group_name is not None else f"{self.group_name}:split:{list(ranks)}"
+        desc = group_desc if group_desc is not None else f"{self.group_desc}:split:{self._splits}"
+        self._splits += group_desc is None
+        if self._engine.comm.rank not in ranks:
             return None
-        name = group_name if group_name is not None else f"{self.group_name}:split:{'-'.join(map(str, ranks))}"
+        seconds = self._engine.seconds if timeout is None else timeout.total_seconds()
+        part = _part(self._engine, list(ranks), seconds, name)
         group = _group(dist.PrefixStore(f"{name}/", self.get_group_store()), part)
         group._set_group_name(name)
-        group._set_group_desc(group_desc if group_desc is not None else f"{self.group_desc}:split")
+        group._set_group_desc(desc)
         return group
 
 
@@ -188,8 +215,8 @@ def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
         return reconfigure.create(options)
     engine = _join(options)
     if mixed:
-        holders.install()
-        return _backend(engine)
+        patches.for_groups_of_torch()
+        return _kept(_backend(engine))
     group = _group(options.store, engine)
     engine.at_first = partial(_refuse_others_once, weakref.ref(group))
     return group
@@ -197,6 +224,17 @@ def create(options, _pg_options=None) -> KoloGroup | KoloBackend:
 
 def _backend(engine: Engine) -> KoloBackend:
     return KoloBackend(engine, engine.comm.rank, engine.comm.world_size)
+
+
+def _kept(backend: KoloBackend) -> KoloBackend:
+    """Makes torch keep the Python object of a backend for as long as it has the C++ one.
+
+    Torch does so from the registration of the backend on. With ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, it registers a wrapper instead,
+    which calls the C++ object alone. So the backend is registered on a group of its own, which then goes.
+    """
+    group = dist.ProcessGroup(backend.rank(), backend.size())
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
+    return backend
 
 
 def _group(store, engine: Engine) -> KoloGroup:
@@ -215,24 +253,40 @@ def _join(options) -> Engine:
         met = rendezvous.take(innermost(options.store), options.group_rank, options.group_size)
         if met is not None:
             return Engine(met, seconds, name, everybody)
-        settings = {"KOLO_TIMEOUT": str(seconds), "KOLO_JOIN_TIMEOUT": str(seconds)}
-        comm = _kolo.connect_board(StoreBoard(options.store), options.group_rank, options.group_size, settings)
+        comm = _connected(options.store, options.group_rank, options.group_size, seconds)
     except Error as error:
         raise translate(error) from None
     return Engine(comm, seconds, name, everybody)
 
 
+def _connected(store, rank: int, size: int, seconds: float) -> _kolo.Comm:
+    settings = {"KOLO_TIMEOUT": str(seconds), "KOLO_JOIN_TIMEOUT": str(seconds)}
+    return _kolo.connect_board(StoreBoard(store), rank, size, settings)
+
+
 def _world_engine() -> Engine | None:
-    """Returns the engine of the default group if that is Kolo's; all groups then use its connections."""
-    if not dist.is_initialized():
+    """Returns the engine of the default group if Kolo serves it, or some of its devices; all groups then use its connections."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    if world is None:
         return None
-    engine = getattr(dist.group.WORLD, "_engine", None)
-    return engine if isinstance(engine, Engine) and not engine.comm.closed else None
+    for device in world._device_types:
+        backend = backend_of(world, device)
+        if backend is not None and not backend._engine.comm.closed:
+            return backend._engine
+    return None
 
 
-def _part(engine: Engine, ranks: list[int], seconds: float, name: str) -> Engine | None:
-    if engine.comm.rank not in ranks:
-        return None
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> KoloBackend | None:
+    """Returns Kolo's backend of a group for a device; ``None`` if another one serves that device."""
+    if isinstance(group, KoloGroup):
+        return group._backend
+    backend = group._get_backend(device)
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL puts a wrapper around each backend.
+    backend = getattr(backend, "wrapped_pg", backend)
+    return backend if isinstance(backend, KoloBackend) else None
+
+
+def _part(engine: Engine, ranks: list[int], seconds: float, name: str) -> Engine:
     try:
         return Engine(engine.comm.group(ranks, seconds), seconds, name, [engine.ranks[rank] for rank in ranks])
     except Error as error:
@@ -257,9 +311,15 @@ def _is_mixed(options) -> bool:
     if group._device_types or group._get_backend_name() != "custom":
         return True
     # Other backends from outside of torch are "custom" too. But where Kolo serves all devices, this call is for the first of them.
+    return not _is_for(DEVICES[0], options.store)
+
+
+def _is_for(device: str, store: dist.PrefixStore) -> bool:
+    """Returns whether torch is making the backend of this device. Only the last prefix of the store tells, and only the names of
+    keys show that prefix."""
     key = "kolo/device"
-    options.store.set(key, b"")
-    return not options.store.underlying_store.check([f"{DEVICES[0]}//{key}"])
+    store.set(key, b"")
+    return store.underlying_store.check([f"{device}//{key}"])
 
 
 def _refuse_others_once(group) -> None:

@@ -1,8 +1,8 @@
 """Works of groups that have other backends beside Kolo.
 
 Such a group is torch's own, and its C++ returns a holder of Kolo's work. The holder forwards only ``wait`` and ``get_future``; its
-base class answers all other calls, so that ``is_completed`` stays False for ever. :func:`install` makes ``torch.distributed.Work``
-ask the work inside. Works of other backends behave as before.
+base class answers all other calls, so that ``is_completed`` stays False for ever. The methods here ask the work inside. Works of
+other backends behave as before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import functools
 import threading
 
 import torch
-import torch.distributed as dist
 
 from .graphs import kept_out
 from .work import KoloWork
@@ -23,19 +22,14 @@ class _Asked(threading.local):
 
 
 _asked = _Asked()
-_installed = False
+
+#: The methods of ``torch.distributed.Work`` that the work inside answers.
+FORWARDED = ("is_success", "exception", "result", "source_rank", "_source_rank", "synchronize", "_get_sequence_number")
 
 
-def install() -> None:
-    """Patches ``torch.distributed.Work``. May be called again."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
+def reveal_works() -> None:
+    """Makes Kolo's works tell holders who they are. To be called once."""
     KoloWork.get_future = _telling(KoloWork.get_future)
-    dist.Work.is_completed = _is_completed(dist.Work.is_completed)
-    for name in ("is_success", "exception", "result", "source_rank", "_source_rank", "synchronize", "_get_sequence_number"):
-        setattr(dist.Work, name, _forwarded(name, getattr(dist.Work, name)))
 
 
 def _telling(get_future):
@@ -64,21 +58,23 @@ def _held(holder) -> KoloWork | None:
     return found
 
 
-def _is_completed(plain):
-    @functools.wraps(plain)
+def completed_if_ours_is(plain):
+    """Makes a holder be complete when the work inside is."""
+
     def is_completed(self):
         if plain(self):
             return True
         ours = _held(self)
         return ours is not None and ours.is_completed()
 
-    return kept_out(is_completed)
+    return is_completed
 
 
-def _forwarded(name: str, plain):
-    @functools.wraps(plain)
-    def forwarded(self):
+def forwarded(plain):
+    """Makes a holder answer as the work inside does."""
+
+    def ask(self):
         ours = _held(self)
-        return plain(self) if ours is None else getattr(ours, name)()
+        return plain(self) if ours is None else getattr(ours, plain.__name__)()
 
-    return kept_out(forwarded)
+    return ask

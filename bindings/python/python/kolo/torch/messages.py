@@ -9,8 +9,12 @@ from functools import partial
 
 from ..memory import SIZES
 from .engine import Engine
+from .errors import Usage
 from .operations import _only
 from .tensors import copying_back, moved_as, room_for, staged
+
+#: Messages have tags below this one; those from it on are for ``monitored_barrier``.
+TAGS = 0xFFFF_FFFE
 
 
 class Messages:
@@ -33,9 +37,9 @@ class Messages:
         return self._started(name, src, room, tag, tensor, copying_back(tensor, room))
 
     def _started(self, name: str, peer: int | None, buffer, tag: int, tensor, after):
+        if not 0 <= tag < TAGS:
+            raise Usage(f"{name}: the tag is {tag}, but tags are numbers from 0 to {TAGS - 1}")
         kind, count = moved_as(buffer)
         transfer = (name == "send", peer, buffer.data_ptr(), count * SIZES[kind], kind, tag)
         start = partial(self._engine.comm.start_transfer, transfer, buffer)
-        work = self._engine.started(name, (start,), None, [tensor], after)
-        work.has_messages = True
-        return work
+        return self._engine.started(name, (start,), None, [tensor], after, has_messages=True)

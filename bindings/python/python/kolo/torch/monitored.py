@@ -11,9 +11,10 @@ from torch.distributed import default_pg_timeout
 from ..errors import Error, Timeout
 from ..numbers import U8
 from .engine import Engine
+from .messages import TAGS
 
-#: Tags of its messages, at the upper end of the tags that torch passes on.
-_ARRIVED, _RELEASED = 0xFFFF_FFFE, 0xFFFF_FFFF
+#: Tags of its messages, above those of the program's.
+_ARRIVED, _RELEASED = TAGS, TAGS + 1
 
 #: Seconds between two checks which ranks have arrived.
 _POLL_SECONDS = 0.0002

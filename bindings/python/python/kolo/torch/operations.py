@@ -33,6 +33,7 @@ from .tensors import (
     concatenated,
     copy_back,
     copying_back,
+    expect_distinct,
     flat_room,
     moved_as,
     operator,
@@ -356,6 +357,9 @@ def _root(opts) -> int:
 
 
 def _spread(room, outputs):
+    for output in outputs:
+        expect_distinct(output)
+
     def spread() -> None:
         parts = room.split([output.numel() for output in outputs])
         for output, part in zip(outputs, parts):

@@ -1,7 +1,7 @@
 """Kolo's flight recorder in the form that ``torchfrtrace`` reads.
 
-Only C++ can write to torch's own recorder. Kolo keeps the last 512 collectives of each communicator anyway, so the recorder adds
-no cost to a call. Messages are not recorded.
+Torch's own recorder sees only calls that go through torch's C++. Kolo keeps the last 512 collectives of each communicator anyway,
+so its recorder adds no cost to a call. Messages are not recorded.
 """
 
 from __future__ import annotations

@@ -207,7 +207,19 @@ def copying_back(tensor: torch.Tensor, room: torch.Tensor):
     """Returns a function to call when Kolo has written ``room``; ``None`` if that is the tensor itself."""
     if type(tensor) not in _PLAIN:
         tensor = _unwrapped(tensor)
-    return None if room is tensor else lambda: copy_back(tensor, room)
+    if room is tensor:
+        return None
+    expect_distinct(tensor)
+    return lambda: copy_back(tensor, room)
+
+
+def expect_distinct(tensor: torch.Tensor) -> None:
+    """Refuses an output whose elements share memory. Torch would refuse the copy at the end, when other ranks have succeeded."""
+    if tensor.numel() and any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride())):
+        raise Usage(
+            f"an output of {tuple(tensor.shape)} elements that share memory, as those of an expanded tensor do: they "
+            "cannot hold a result each; pass a clone() of it"
+        )
 
 
 def copy_back(tensor: torch.Tensor, room: torch.Tensor) -> None:

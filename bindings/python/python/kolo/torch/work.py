@@ -22,11 +22,12 @@ class KoloWork(dist.Work):
     tensors, ``wait`` only makes the current stream wait for the copies.
     """
 
-    #: Whether it may outlast collectives that were started later.
-    has_messages = False
-
-    def __init__(self, engine, works: tuple, outputs: list, after, seconds: float, span=None) -> None:
+    def __init__(
+        self, engine, works: tuple, outputs: list, after, seconds: float, span=None, has_messages: bool = False
+    ) -> None:
         super().__init__()
+        #: Whether it may outlast collectives that were started later.
+        self.has_messages = has_messages
         # Keeps the engine alive, so that its connections outlive the operation.
         self._engine = engine
         self._seconds = seconds
