@@ -8,6 +8,7 @@ static void refused(void) {
   MPI_Win window;
   MPI_Aint place;
   MPI_Datatype gaps;
+  MPI_Request request;
   int value = 5, got = -1, target = size - 1;
   static int never_attached[1];
   CHECK(!MPI_Win_create_dynamic(MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
@@ -16,6 +17,9 @@ static void refused(void) {
   FAILS(MPI_ERR_RMA_RANGE, MPI_Win_flush(target, window));
   CHECK(!MPI_Win_flush(target, window) && !MPI_Get(&got, 1, MPI_INT, target, place, 1, MPI_INT, window));
   FAILS(MPI_ERR_RMA_RANGE, MPI_Win_flush(target, window));
+  /* A request fails by itself, and its error goes to the window's handler. */
+  CHECK(!MPI_Rput(&value, 1, MPI_INT, target, place, 1, MPI_INT, window, &request));
+  FAILS(MPI_ERR_RMA_RANGE, MPI_Wait(&request, MPI_STATUS_IGNORE));
   CHECK(got == -1 && !MPI_Put(&value, 1, MPI_INT, target, place, 1, MPI_INT, window));
   FAILS(MPI_ERR_RMA_RANGE, MPI_Win_unlock(target, window));
   CHECK(!MPI_Win_fence(0, window) && !MPI_Get(&got, 1, MPI_INT, target, place, 1, MPI_INT, window));

@@ -30,7 +30,7 @@ pub(super) fn know(window: &Arc<Window>) {
 
 pub(super) fn forget(window: &Window) {
     with(&KNOWN, |known| known.remove(&window.number()));
-    WINDOWS.remove(window.handle.load(Ordering::Relaxed));
+    WINDOWS.remove(window.handle());
 }
 
 /// Registers an operation; returns the number by which its answer will name it.

@@ -71,6 +71,12 @@ pub struct Window {
 static WINDOWS: Table<Arc<Window>> = Table::new(0x8);
 
 impl Window {
+    /// Returns the window's handle.
+    #[must_use]
+    pub fn handle(&self) -> c_int {
+        self.handle.load(Ordering::Relaxed)
+    }
+
     /// Returns the error handler.
     #[must_use]
     pub fn handler(&self) -> Handler {

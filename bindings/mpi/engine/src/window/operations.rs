@@ -304,7 +304,7 @@ fn same_size(own: &Own, target: &Target) -> Outcome {
 
 unsafe fn requested(operation: Arc<Operation>, target: &Target, into: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
-    unsafe { put(into, request::register(Active::Window(operation), &target.window.comm)) }
+    unsafe { put(into, request::register(Active::Window(operation, Arc::clone(&target.window)), &target.window.comm)) }
 }
 
 macro_rules! transfers {
