@@ -333,19 +333,27 @@ impl Partitioned {
     fn has(&self, partition: usize) -> bool {
         let End::Receive(receive) = &self.setup.end else { return false };
         let Some(cut) = receive.cut().cut else { return false };
-        let own = self.setup.partition_bytes();
+        let (setup, each, state) = (&self.setup, cut.bytes as usize, self.state());
+        let own = setup.partition_bytes();
+        let is_done =
+            |message: &Option<Arc<Completion>>| message.as_ref().is_some_and(|message| message.is_done());
+        if state.left > 0 {
+            return false;
+        }
+        if cut.partitions as usize == setup.partitions && each == own {
+            return state.messages.get(partition).is_some_and(is_done);
+        }
         if own == 0 {
-            // Empty partitions arrive with the whole message.
+            // Empty partitions that the sender has cut differently arrive with the whole message.
             return false;
         }
         let (from, to) = (partition * own, (partition + 1) * own);
-        let state = self.state();
         let holds = |at: usize| {
-            let start = at.saturating_mul(cut.bytes as usize);
-            start < to && start.saturating_add(cut.bytes as usize) > from
+            let start = at.saturating_mul(each);
+            start < to && start.saturating_add(each) > from
         };
         let mut parts = state.messages.iter().enumerate().filter(|(at, _)| holds(*at));
-        state.left == 0 && parts.all(|(_, message)| message.as_ref().is_some_and(|message| message.is_done()))
+        parts.all(|(_, message)| is_done(message))
     }
 }
 

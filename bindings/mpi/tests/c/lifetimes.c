@@ -178,19 +178,20 @@ static void no_partitions(void) {
   }
 }
 
-/* A partition arrives although the next is not ready yet. Each rank marks the second ready once the next rank has the first. */
-static void single_partitions(void) {
+/* A partition arrives although the next is not ready yet, even if both are empty. Each rank marks the second ready once the next rank has the
+   first. */
+static void single_partitions(int each) {
   int data[2] = {rank, rank + 50}, got[2] = {-1, -1}, flag = 0;
   MPI_Request out, in, word;
-  CHECK(!MPI_Psend_init(data, 2, 1, MPI_INT, next, 8, MPI_COMM_WORLD, MPI_INFO_NULL, &out) && !MPI_Start(&out));
-  CHECK(!MPI_Precv_init(got, 2, 1, MPI_INT, before, 8, MPI_COMM_WORLD, MPI_INFO_NULL, &in) && !MPI_Start(&in));
+  CHECK(!MPI_Psend_init(data, 2, each, MPI_INT, next, 8, MPI_COMM_WORLD, MPI_INFO_NULL, &out) && !MPI_Start(&out));
+  CHECK(!MPI_Precv_init(got, 2, each, MPI_INT, before, 8, MPI_COMM_WORLD, MPI_INFO_NULL, &in) && !MPI_Start(&in));
   CHECK(!MPI_Pready(0, out));
   while (!flag) CHECK(!MPI_Parrived(in, 0, &flag));
-  CHECK(got[0] == before && !MPI_Parrived(in, 1, &flag) && !flag);
+  CHECK(got[0] == (each ? before : -1) && !MPI_Parrived(in, 1, &flag) && !flag);
   CHECK(!MPI_Isend(NULL, 0, MPI_INT, before, 9, MPI_COMM_WORLD, &word));
   CHECK(!MPI_Recv(NULL, 0, MPI_INT, next, 9, MPI_COMM_WORLD, MPI_STATUS_IGNORE) && !MPI_Pready(1, out));
   CHECK(!MPI_Wait(&in, MPI_STATUS_IGNORE) && !MPI_Wait(&out, MPI_STATUS_IGNORE) && !MPI_Wait(&word, MPI_STATUS_IGNORE));
-  CHECK(got[1] == before + 50 && !MPI_Request_free(&in) && !MPI_Request_free(&out));
+  CHECK(got[1] == (each ? before + 50 : -1) && !MPI_Request_free(&in) && !MPI_Request_free(&out));
 }
 
 /* There is no limit to the number of pending requests. The last receive completes by its own message, not by that of the first. */
@@ -243,8 +244,8 @@ static void generalized(void) {
 int main(int argc, char **argv) {
   CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   next = (rank + 1) % size, before = (rank + size - 1) % size;
-  freed_objects(), handlers_of_freed_communicators(), handlers_of_requests(), cancelled_sends(), partitions(), no_partitions(), single_partitions();
-  counts_of_partitions();
+  freed_objects(), handlers_of_freed_communicators(), handlers_of_requests(), cancelled_sends();
+  partitions(), no_partitions(), single_partitions(1), single_partitions(0), counts_of_partitions();
   many_requests(), generalized();
   CHECK(!MPI_Finalize());
   return 0;
