@@ -38,6 +38,30 @@ static void refused(void) {
   CHECK(!MPI_Win_free(&window) && !MPI_Type_free(&gaps));
 }
 
+/* The larger pairs win in the parts of an array, and the rest of it stays. */
+static void pairs_in_arrays(void) {
+  struct {
+    double value;
+    int index;
+  } *pairs, own[2] = {{rank + 1, rank}, {-rank - 1, rank}};
+  int four = 4, two = 2, one = 1, spread = MPI_DISTRIBUTE_CYCLIC, usual = MPI_DISTRIBUTE_DFLT_DARG;
+  MPI_Win window;
+  for (int is_spread = 0; is_spread < 2; is_spread++) {
+    MPI_Datatype part;
+    if (is_spread) CHECK(!MPI_Type_create_darray(2, 1, 1, &four, &spread, &usual, &two, MPI_ORDER_C, MPI_DOUBLE_INT, &part));
+    if (!is_spread) CHECK(!MPI_Type_create_subarray(1, &four, &two, &one, MPI_ORDER_C, MPI_DOUBLE_INT, &part));
+    CHECK(!MPI_Type_commit(&part) && !MPI_Win_allocate(4 * sizeof *pairs, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &pairs, &window));
+    for (int i = 0; i < 4; i++) pairs[i].value = 0.5, pairs[i].index = 77;
+    CHECK(!MPI_Win_fence(0, window) && !MPI_Accumulate(own, 2, MPI_DOUBLE_INT, 0, 0, 1, part, MPI_MAXLOC, window));
+    CHECK(!MPI_Win_fence(0, window) && !MPI_Type_free(&part));
+    for (int i = 0; i < 4 && !rank; i++) {
+      int is_first = i == 1;
+      CHECK(pairs[i].value == (is_first ? size : 0.5) && pairs[i].index == (is_first ? size - 1 : 77));
+    }
+    CHECK(!MPI_Win_free(&window));
+  }
+}
+
 /* If one rank cannot take part, no rank gets a window, and none waits for it. */
 static void impossible_on_one_rank(void) {
   MPI_Win window;
@@ -242,7 +266,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end();
+  refused(), pairs_in_arrays(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

@@ -165,7 +165,7 @@ impl Type {
     }
 
     /// Calls `visit` with the predefined types of which an element at `at` consists and their places, in the order of its definition, until
-    /// it returns false. Returns whether it never has, and the element is made of predefined types as far as is known: arrays are not.
+    /// it returns false. Returns whether it never has, and the element is made of predefined types.
     pub(crate) fn each_predefined(&self, at: i64, visit: &mut impl FnMut(&Self, i64) -> bool) -> bool {
         if self.builtin_handle().is_some() {
             return visit(self, at);
@@ -174,7 +174,8 @@ impl Type {
             (0..count).all(|element| of.each_predefined(at + place + element * of.extent, visit))
         };
         match &self.made.blocks {
-            Blocks::Basic(_) | Blocks::Within(_) => false,
+            Blocks::Basic(_) => false,
+            Blocks::Within(whole) => block(0, 1, whole),
             Blocks::Even { count, length, stride } => {
                 (0..*count).all(|nth| block(nth * stride, *length, &self.made.types[0]))
             }
