@@ -38,6 +38,20 @@ static void refused(void) {
   CHECK(!MPI_Win_free(&window) && !MPI_Type_free(&gaps));
 }
 
+/* A unit may be longer than an int can say. The attribute, which is an int, is then not set. */
+static void long_units(void) {
+  int memory[2] = {0, 0}, value = 7, flag;
+  void *found;
+  MPI_Win window;
+  MPI_Aint bytes, unit, wide = (MPI_Aint)1 << 32;
+  CHECK(!MPI_Win_create_c(memory, sizeof memory, wide, MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Win_fence(0, window));
+  CHECK(!MPI_Win_shared_query_c(window, rank, &bytes, &unit, &found) && unit == wide && found == memory);
+  CHECK(!MPI_Win_get_attr(window, MPI_WIN_DISP_UNIT, &found, &flag) && !flag);
+  CHECK(!MPI_Put(&value, 1, MPI_INT, size - 1, 0, 1, MPI_INT, window) && !MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  FAILS(MPI_ERR_RMA_RANGE, MPI_Put(&value, 1, MPI_INT, size - 1, 1, 1, MPI_INT, window));
+  CHECK(!MPI_Win_fence(0, window) && memory[0] == (rank == size - 1 ? 7 : 0) && !MPI_Win_free(&window));
+}
+
 /* The larger pairs win in the parts of an array, and the rest of it stays. */
 static void pairs_in_arrays(void) {
   struct {
@@ -266,7 +280,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), pairs_in_arrays(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end();
+  refused(), long_units(), pairs_in_arrays(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

@@ -51,8 +51,9 @@ pub struct Window {
     comm: Arc<Comm>,
     base: usize,
     size: i64,
-    unit: c_int,
     flavor: c_int,
+    /// The displacement unit, if the attribute, an `int`, can hold it.
+    shown_unit: Option<c_int>,
     /// Flavor and memory model as numbers of the program.
     shown_flavor: c_int,
     shown_model: c_int,
@@ -135,7 +136,10 @@ pub(crate) fn predefined_attribute(window: &Arc<Window>, keyval: c_int) -> Outco
     let found = match keyval {
         WIN_BASE => window.base,
         WIN_SIZE => &raw const window.size as usize,
-        WIN_DISP_UNIT => &raw const window.unit as usize,
+        WIN_DISP_UNIT => match &window.shown_unit {
+            Some(unit) => &raw const *unit as usize,
+            None => return Ok(Some(None)),
+        },
         WIN_CREATE_FLAVOR => &raw const window.shown_flavor as usize,
         WIN_MODEL => &raw const window.shown_model as usize,
         _ => return Ok(None),
