@@ -38,6 +38,50 @@ static void refused(void) {
   CHECK(!MPI_Win_free(&window) && !MPI_Type_free(&gaps));
 }
 
+/* Columns of a matrix, and a part of one that leaves gaps, are put, accumulated and fetched. */
+static void columns(void) {
+  enum { ROWS = 5000, WIDTH = 4 };
+  static int matrix[ROWS][WIDTH], own[2 * ROWS], got[2 * ROWS], sums[2 * ROWS];
+  MPI_Win window;
+  MPI_Datatype column, both;
+  int next = (rank + 1) % size, before = (rank + size - 1) % size;
+  CHECK(!MPI_Type_vector(ROWS, 1, WIDTH, MPI_INT, &column) && !MPI_Type_commit(&column));
+  /* The first column and the third. */
+  CHECK(!MPI_Type_create_hvector(2, 1, 2 * sizeof(int), column, &both) && !MPI_Type_commit(&both));
+  CHECK(!MPI_Win_create(matrix, sizeof matrix, sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Win_fence(0, window));
+  for (int i = 0; i < 2 * ROWS; i++) own[i] = i + rank;
+  CHECK(!MPI_Put(own, 2 * ROWS, MPI_INT, next, 1, 1, both, window) && !MPI_Win_fence(0, window));
+  for (int i = 0; i < ROWS; i++) CHECK(matrix[i][0] == 0 && matrix[i][1] == i + before && matrix[i][2] == 0 && matrix[i][3] == ROWS + i + before);
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Accumulate(own, 2 * ROWS, MPI_INT, next, 1, 1, both, MPI_SUM, window));
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Get(got, 2 * ROWS, MPI_INT, next, 1, 1, both, window) && !MPI_Win_fence(0, window));
+  CHECK(!MPI_Get_accumulate(own, 2 * ROWS, MPI_INT, sums, 2 * ROWS, MPI_INT, next, 1, 1, both, MPI_REPLACE, window));
+  CHECK(!MPI_Win_fence(0, window) && matrix[7][1] == 7 + before && matrix[7][2] == 0);
+  for (int i = 0; i < 2 * ROWS; i++) CHECK(got[i] == 2 * (i + rank) && sums[i] == got[i]);
+  CHECK(!MPI_Win_free(&window) && !MPI_Type_free(&column) && !MPI_Type_free(&both));
+}
+
+/* The gaps of a type need not be attached, unlike its data. A refused operation writes nothing. */
+static void attached_columns(void) {
+  static int region[6];
+  MPI_Win window;
+  MPI_Datatype pair, three;
+  MPI_Aint place, *places = malloc(size * sizeof *places);
+  int next = (rank + 1) % size, before = (rank + size - 1) % size, own[3] = {rank + 1, rank + 2, rank + 3};
+  CHECK(!MPI_Type_vector(2, 1, 4, MPI_INT, &pair) && !MPI_Type_commit(&pair));
+  CHECK(!MPI_Type_vector(3, 1, 2, MPI_INT, &three) && !MPI_Type_commit(&three));
+  CHECK(!MPI_Win_create_dynamic(MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Get_address(region, &place));
+  CHECK(!MPI_Win_attach(window, region, 4) && !MPI_Win_attach(window, &region[4], 4) && !MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  CHECK(!MPI_Allgather(&place, 1, MPI_AINT, places, 1, MPI_AINT, MPI_COMM_WORLD) && !MPI_Win_fence(0, window));
+  CHECK(!MPI_Put(own, 2, MPI_INT, next, places[next], 1, pair, window) && !MPI_Win_fence(0, window));
+  CHECK(region[0] == before + 1 && region[4] == before + 2);
+  CHECK(!MPI_Put(own, 3, MPI_INT, next, places[next], 1, three, window));
+  FAILS(MPI_ERR_RMA_RANGE, MPI_Win_fence(0, window));
+  CHECK(region[0] == before + 1 && region[2] == 0 && region[4] == before + 2);
+  CHECK(!MPI_Win_detach(window, region) && !MPI_Win_detach(window, &region[4]) && !MPI_Win_free(&window));
+  CHECK(!MPI_Type_free(&pair) && !MPI_Type_free(&three));
+  free(places);
+}
+
 /* A unit may be longer than an int can say. The attribute, which is an int, is then not set. */
 static void long_units(void) {
   int memory[2] = {0, 0}, value = 7, flag;
@@ -280,7 +324,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), long_units(), pairs_in_arrays(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end();
+  refused(), long_units(), columns(), attached_columns(), pairs_in_arrays(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

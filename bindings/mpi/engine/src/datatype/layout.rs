@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::basic::Basic;
+use super::construct::present;
 use super::{Blocks, Type};
 use crate::error::{Class, Outcome, fail};
 
@@ -162,6 +163,23 @@ impl Type {
             }
         }
         Some(bytes)
+    }
+
+    /// Adds the basic types of an element's values to `kinds`, each once.
+    pub(crate) fn add_kinds(&self, kinds: &mut Vec<Basic>) {
+        if self.elements == 0 {
+            return;
+        }
+        if let Blocks::Basic(parts) = &self.made.blocks {
+            for part in parts {
+                if !kinds.contains(&part.basic) {
+                    kinds.push(part.basic);
+                }
+            }
+        }
+        let mut present = present(&self.made);
+        present.dedup_by(|one, other| std::ptr::eq(*one, *other));
+        present.into_iter().for_each(|of| of.add_kinds(kinds));
     }
 
     /// Calls `visit` with the predefined types of which an element at `at` consists and their places, in the order of its definition, until

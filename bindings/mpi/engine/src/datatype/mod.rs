@@ -9,6 +9,7 @@ mod external;
 mod layout;
 mod loops;
 mod pack;
+mod shape;
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -22,6 +23,7 @@ pub use contents::*;
 pub use external::*;
 pub use layout::{Part, Run};
 use loops::Body;
+pub(crate) use shape::Shape;
 
 use crate::attributes::Attributes;
 use crate::constants::{COMBINER_F90_COMPLEX, COMBINER_F90_INTEGER, COMBINER_F90_REAL, DATATYPE_NULL};

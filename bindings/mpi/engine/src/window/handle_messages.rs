@@ -107,69 +107,100 @@ pub(super) fn handle(net: &mut Net, from: u32, bytes: &[u8]) {
     }
 }
 
-/// Reads or writes this rank's memory. Returns the answer; `None` if the memory is not part of the window.
+/// Reads or writes this rank's memory. Returns the answer; `None` if the memory is not part of the window, or the data has a wrong length.
 fn access(window: &Window, message: &Message<'_>) -> Option<Vec<u8>> {
-    let of = datatype::builtin(message.of)?;
-    let mut answer = Vec::new();
-    let mut data = message.data;
-    for (offset, count) in &message.cells {
-        let count = usize::try_from(*count).ok()?;
-        // No elements may have any address, even one that is not part of the window.
-        if count == 0 {
-            continue;
-        }
-        let span = count.checked_mul(of.extent as usize)?;
-        if !window.holds(*offset, span.saturating_sub(of.extent as usize - of.true_extent as usize)) {
-            return None;
-        }
-        let at = window.base.wrapping_add(*offset as usize) as *mut u8;
-        let bytes = count * of.size();
-        let now = data.get(..bytes.min(data.len()))?;
-        // SAFETY: `holds` has checked that the elements lie in memory that the program has lent to the window until it frees the window.
-        unsafe {
-            if message.number != 0 && message.kind != Kind::Put {
-                of.pack(at, count, &mut answer);
-            }
-            match message.kind {
-                Kind::Put => of.unpack(now, at, count),
-                Kind::Accumulate => accumulate(message, now, at, count, of)?,
-                // The message has the value to compare with first, then the new value.
-                Kind::Swap => {
-                    let (compare, new) = message.data.split_at_checked(of.size())?;
-                    if answer == compare {
-                        of.unpack(new, at, 1);
-                    }
-                }
-                _ => {}
-            }
-        }
-        if message.kind != Kind::Swap {
-            data = data.get(bytes.min(data.len())..)?;
-        }
+    let of = datatype::builtin(message.of).filter(|of| of.size() > 0)?;
+    if !window.holds_all(&message.shape, of) {
+        return None;
     }
-    Some(answer)
+    // SAFETY: `holds_all` has checked that the elements lie in memory that the program has lent to the window until it frees the window.
+    unsafe { carry_out(message, of, window.base as *mut u8) }
 }
 
-unsafe fn accumulate(
-    message: &Message<'_>,
-    data: &[u8],
-    at: *mut u8,
-    count: usize,
-    of: &Arc<Type>,
-) -> Option<()> {
-    let op = op::builtin(message.op)?;
-    if op == op::Builtin::NoOp || count == 0 {
+/// Carries out an operation; the positions count from `memory`.
+///
+/// # Safety
+/// The elements at the message's positions are accessible.
+unsafe fn carry_out(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option<Vec<u8>> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match message.kind {
+            Kind::Put => message.shape.unpack(message.data, memory).map(|()| Vec::new()),
+            Kind::Get => contents(message, of, memory),
+            Kind::Accumulate if message.number == 0 => accumulate(message, of, memory).map(|()| Vec::new()),
+            Kind::Accumulate => {
+                let former = contents(message, of, memory)?;
+                accumulate(message, of, memory).map(|()| former)
+            }
+            Kind::Swap => swap(message, of, memory),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the data of the elements.
+///
+/// # Safety
+/// As [`carry_out`].
+unsafe fn contents(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option<Vec<u8>> {
+    let mut data = Vec::new();
+    data.try_reserve_exact(message.shape.bytes()).ok()?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if of.is_flat() {
+            message.shape.pack(memory, &mut data);
+        } else {
+            message.shape.each_run(|run| {
+                of.pack(memory.wrapping_offset(run.offset as isize), run.len / of.size(), &mut data);
+                true
+            });
+        }
+    }
+    Some(data)
+}
+
+/// Combines the message's data with that of the elements.
+///
+/// # Safety
+/// As [`carry_out`].
+unsafe fn accumulate(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option<()> {
+    let (op, mut data) = (op::builtin(message.op)?, message.data);
+    if op == op::Builtin::NoOp {
         return Some(());
     }
-    if data.len() < count * of.size() {
+    if data.len() != message.shape.bytes() {
         return None;
     }
     // The memory is aligned for numbers of 16 bytes.
-    let mut elements = vec![0_u128; (count * of.extent as usize).div_ceil(16)];
-    let elements = elements.as_mut_ptr().cast::<u8>();
-    // SAFETY: `elements` has room for `count` elements; the caller's promise holds for the target.
+    let mut elements: Vec<u128> = Vec::new();
+    let is_done = message.shape.each_run(|run| {
+        let count = run.len / of.size();
+        let (now, rest) = data.split_at(run.len);
+        data = rest;
+        let room = (count * of.extent as usize).div_ceil(16);
+        elements.resize(room.max(elements.len()), 0);
+        let elements = elements.as_mut_ptr().cast::<u8>();
+        // SAFETY: `elements` has room for `count` elements; the caller's promise holds for the target.
+        unsafe {
+            of.unpack(now, elements, count);
+            numbers::apply(op, elements, memory.wrapping_offset(run.offset as isize), count, of).is_ok()
+        }
+    });
+    is_done.then_some(())
+}
+
+/// Replaces the element by the second half of the data if it equals the first half. Returns its former value.
+///
+/// # Safety
+/// As [`carry_out`].
+unsafe fn swap(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option<Vec<u8>> {
+    // SAFETY: the caller's promise.
     unsafe {
-        of.unpack(data, elements, count);
-        numbers::apply(op, elements, at, count, of).ok()
+        let former = contents(message, of, memory)?;
+        let (compare, new) = message.data.split_at_checked(former.len())?;
+        if former == compare {
+            message.shape.unpack(new, memory)?;
+        }
+        Some(former)
     }
 }

@@ -26,6 +26,7 @@ pub use operations::*;
 use crate::attributes::Attributes;
 use crate::comm::Comm;
 use crate::constants::*;
+use crate::datatype::{Run, Shape, Type};
 use crate::error::{Class, Fail, Outcome, fail};
 use crate::handle::Table;
 use crate::handlers::{self, Handler};
@@ -120,6 +121,27 @@ impl Window {
             return true;
         }
         offset >= 0 && offset.checked_add(len as i64).is_some_and(|end| end <= self.size)
+    }
+
+    /// Returns whether all elements of a type at these positions are part of this rank's memory in the window.
+    fn holds_all(&self, shape: &Shape, of: &Type) -> bool {
+        let reach = |len: usize| {
+            let last = len.div_ceil(of.size()).saturating_sub(1);
+            last.saturating_mul(of.extent as usize).saturating_add(of.true_extent as usize)
+        };
+        if shape.bytes() == 0 {
+            // No elements may have any address.
+            return true;
+        }
+        let span = shape.span(reach).and_then(|(low, high)| Some((low, high.checked_sub(low)?)));
+        match span {
+            Some((low, len)) if self.holds(low, len as usize) => true,
+            // Elements of dynamic windows may lie in pieces of memory with gaps between them.
+            _ => {
+                let holds = |run: Run| self.holds(run.offset, reach(run.len));
+                self.flavor == WIN_FLAVOR_DYNAMIC && shape.each_run(holds)
+            }
+        }
     }
 }
 
