@@ -127,8 +127,8 @@ unsafe fn carry_out(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option
         match message.kind {
             Kind::Put => message.shape.unpack(message.data, memory).map(|()| Vec::new()),
             Kind::Get => contents(message, of, memory),
-            Kind::Accumulate if message.number == 0 => accumulate(message, of, memory).map(|()| Vec::new()),
-            Kind::Accumulate => {
+            Kind::Accumulate => accumulate(message, of, memory).map(|()| Vec::new()),
+            Kind::Fetch => {
                 let former = contents(message, of, memory)?;
                 accumulate(message, of, memory).map(|()| former)
             }
@@ -202,5 +202,37 @@ unsafe fn swap(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option<Vec<
             message.shape.unpack(new, memory)?;
         }
         Some(former)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datatype::Shape;
+
+    /// `MPI_INT` and `MPI_SUM`.
+    const INT: i32 = 0x4c00_0405;
+    const SUM: i32 = 0x5800_0003;
+
+    #[test]
+    fn only_those_who_ask_for_the_former_contents_get_them() {
+        let of = datatype::builtin(INT).expect("predefined");
+        let mut memory = [1_i32, 2];
+        let data: Vec<u8> = [10_i32, 20].into_iter().flat_map(i32::to_le_bytes).collect();
+        let mut with = |kind, number| {
+            let message = Message {
+                op: SUM,
+                of: INT,
+                shape: Shape::run(0, 8),
+                data: &data,
+                ..Message::plain(kind, 0, number)
+            };
+            // SAFETY: the memory has both elements.
+            unsafe { carry_out(&message, of, memory.as_mut_ptr().cast()) }.expect("a valid operation")
+        };
+        assert!(with(Kind::Accumulate, 0).is_empty() && with(Kind::Accumulate, 7).is_empty());
+        let former: Vec<u8> = [21_i32, 42].into_iter().flat_map(i32::to_le_bytes).collect();
+        assert_eq!(with(Kind::Fetch, 7), former);
+        assert_eq!(memory, [31, 62]);
     }
 }

@@ -269,8 +269,9 @@ fn accumulating(
         true => target.operation(result.map(Own::sink)),
         false => (Operation::new(None), 0),
     };
+    let kind = if result.is_some() { Kind::Fetch } else { Kind::Accumulate };
     let op = 0x5800_0000 | op as c_int;
-    let message = Message { op, of, shape, data: &data, ..Message::plain(Kind::Accumulate, 0, number) };
+    let message = Message { op, of, shape, data: &data, ..Message::plain(kind, 0, number) };
     target.send(message)?;
     if let Some(result) = result {
         target.limit(&operation, result.bytes())?;

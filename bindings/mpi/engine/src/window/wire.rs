@@ -14,8 +14,10 @@ pub(super) enum Kind {
     Put,
     /// Asks for data.
     Get,
-    /// Combines data with the target's. If the message has a number, it also asks for the former contents.
+    /// Combines data with the target's.
     Accumulate,
+    /// Combines data with the target's, and asks for the former contents.
+    Fetch,
     /// Replaces the target's contents if they equal a given value.
     Swap,
     /// Asks for an answer, which comes when all earlier messages are done.
@@ -28,12 +30,13 @@ pub(super) enum Kind {
     Complete,
 }
 
-const KINDS: [Kind; 11] = [
+const KINDS: [Kind; 12] = [
     Kind::Answer,
     Kind::Refusal,
     Kind::Put,
     Kind::Get,
     Kind::Accumulate,
+    Kind::Fetch,
     Kind::Swap,
     Kind::Flush,
     Kind::Lock,
@@ -111,7 +114,7 @@ mod tests {
         /// Peers may send anything. A message that is understood has nothing that its bytes do not say.
         #[test]
         fn any_bytes_are_read_or_refused(
-            kind in 0_u32..12,
+            kind in 0_u32..13,
             shape in prop_oneof![Just(8_u64), Just(48_u64), any::<u64>()],
             middle in any::<[u8; 20]>(),
             rest in prop::collection::vec(prop_oneof![0_u64..4, any::<u64>()], 0..12),
