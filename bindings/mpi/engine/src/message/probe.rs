@@ -3,14 +3,14 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{FROM_NOBODY, Peer, Place, finish, peer, set, tag};
+use super::{FROM_NOBODY, Peer, Place, finish, peer, tag};
 use crate::args::put;
 use crate::comm::{self, Comm};
 use crate::constants::*;
 use crate::error::{Class, Fail, Outcome, fail};
 use crate::handle::Table;
 use crate::net::{self, Claimed, Completion, Found, Recv};
-use crate::request::{self, Active};
+use crate::request::{self, Active, set_status};
 
 /// A message that a matching probe has taken.
 struct Message {
@@ -51,7 +51,7 @@ pub unsafe fn probe(source: c_int, tag: c_int, comm: c_int, status: *mut Status)
         found = status_of(message, &comm);
     }
     // SAFETY: the caller's promise.
-    unsafe { set(status, found) };
+    unsafe { set_status(status, found) };
     Ok(())
 }
 
@@ -79,7 +79,7 @@ pub unsafe fn iprobe(
     unsafe {
         put(flag, found.is_some().into())?;
         if let Some(found) = found {
-            set(status, found);
+            set_status(status, found);
         }
     }
     Ok(())
@@ -90,7 +90,7 @@ unsafe fn claimed(comm: Arc<Comm>, claimed: Claimed, message: *mut c_int, status
     let handle = MESSAGES.insert(Arc::new(Message { comm, claimed: Mutex::new(Some(claimed)) }));
     // SAFETY: the caller's promise.
     unsafe {
-        set(status, found);
+        set_status(status, found);
         put(message, handle)
     }
 }
@@ -106,7 +106,7 @@ pub unsafe fn mprobe(
     // SAFETY: the caller's promise.
     unsafe {
         let Some((source, tag)) = wanted else {
-            set(status, FROM_NOBODY);
+            set_status(status, FROM_NOBODY);
             return put(message, MESSAGE_NO_PROC);
         };
         let context = comm.context(0);
@@ -127,7 +127,7 @@ pub unsafe fn improbe(
     // SAFETY: the caller's promise.
     unsafe {
         let Some((source, tag)) = wanted else {
-            set(status, FROM_NOBODY);
+            set_status(status, FROM_NOBODY);
             put(flag, 1)?;
             return put(message, MESSAGE_NO_PROC);
         };
@@ -195,7 +195,7 @@ pub unsafe fn mrecv(buf: *mut c_void, n: i64, of: c_int, handle: *mut c_int, sta
     // SAFETY: the caller's promise.
     unsafe {
         let Some(message) = given(handle)? else {
-            set(status, FROM_NOBODY);
+            set_status(status, FROM_NOBODY);
             return Ok(());
         };
         let received = message.receive(buf, n, of, handle);
