@@ -16,7 +16,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-pub use basic::{Basic, builtin};
+pub use basic::{Basic, Domain, builtin};
 pub use calls::*;
 pub(crate) use construct::bytes_of;
 pub use contents::*;
