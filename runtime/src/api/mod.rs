@@ -71,11 +71,10 @@ pub use symmetric::SymmetricBuffer;
 pub use work::{SecondWait, Work};
 
 use kolo_collectives::model::Model;
-use kolo_transport::Rail;
-use kolo_transport::tcp::Port;
+use kolo_transport::{Rail, TcpOptions};
 
 use crate::call::{RawCall, Waited};
-use crate::communicator::{Core, Making, Record, Shared, WORLD, leak_in_child, on_gpus};
+use crate::communicator::{Core, Making, Record, Shared, WORLD, leak_in_child, on_gpus, tcp_options};
 use crate::config::Config;
 use crate::control::PeerInfo;
 use crate::dispatch::CarriedOut;
@@ -199,11 +198,13 @@ impl Communicator {
         self.shared.world.control.coordinator_bytes()
     }
 
-    /// Returns the port at which further endpoints of this process may listen.
+    /// Returns the options of further TCP endpoints between the members. For Kolo's own bindings.
     #[doc(hidden)]
     #[must_use]
-    pub fn port(&self) -> Option<Arc<Port>> {
-        self.shared.world.control.port()
+    pub fn tcp_options(&self) -> TcpOptions {
+        let shared = &self.shared;
+        shared.note_relayed();
+        tcp_options(&shared.world, &shared.config, &shared.group.members)
     }
 
     /// Returns how threads of this rank wait. For Kolo's own bindings.

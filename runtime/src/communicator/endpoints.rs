@@ -7,7 +7,7 @@ use kolo_transport::tcp::Congestion;
 use kolo_transport::{Endpoint, ErrorKind, Options, RdmaOptions, RegistrationPolicy, ShmOptions, TcpOptions};
 
 use super::connect::{Making, WORLD};
-use super::shared::Adapters;
+use super::shared::{Adapters, World};
 use crate::config::{Config, TransportKind, Transports};
 use crate::control::{AbortCause, AbortKind, Membership};
 use crate::engine::{Links, Route};
@@ -47,7 +47,7 @@ pub(super) fn open(making: &Making) -> Vec<Candidate> {
             ..ShmOptions::default()
         },
         rdma: rdma_options(making),
-        tcp: tcp_options(making),
+        tcp: tcp_options(&making.world, config, members),
     };
     let info = control.peer_info();
     let own = info[control.rank() as usize].host_key;
@@ -82,9 +82,10 @@ fn too_few_ports(config: &Config, local_ranks: usize) -> String {
     }
 }
 
-fn tcp_options(making: &Making) -> TcpOptions {
-    let (control, config) = (&making.world.control, &making.config);
-    let members = || making.members.iter().zip(0..).filter(|(rank, _)| **rank != control.rank());
+/// Returns the options of TCP endpoints between some ranks of a world.
+pub(crate) fn tcp_options(world: &World, config: &Config, ranks: &[u32]) -> TcpOptions {
+    let control = &world.control;
+    let members = || ranks.iter().zip(0..).filter(|(rank, _)| **rank != control.rank());
     let relays = members().filter_map(|(rank, place)| Some((place, control.relay_to(*rank).1?)));
     let parted = members().filter(|(rank, _)| control.is_parted_from(**rank)).map(|(_, place)| place);
     let (dial_patience, dial_timeout, reach_within) = dial_times(config.timeout, control.dead_after());
@@ -102,7 +103,7 @@ fn tcp_options(making: &Making) -> TcpOptions {
         pacing: config.socket_pacing,
         relay: control.coordinator_at().filter(|_| config.relay),
         relays: relays.filter(|(_, at)| config.relay && Some(*at) != control.coordinator_at()).collect(),
-        relayed_before: making.world.relayed_of(&making.members).into_iter().chain(parted).collect(),
+        relayed_before: world.relayed_of(ranks).into_iter().chain(parted).collect(),
         ..TcpOptions::default()
     }
 }
@@ -126,7 +127,7 @@ fn rdma_options(making: &Making) -> RdmaOptions {
         service_level: config.ib_service_level,
         queue_pairs: config.ib_queue_pairs,
         keep: config.ib_cache,
-        side: tcp_options(making),
+        side: tcp_options(&making.world, config, &making.members),
         ..RdmaOptions::default()
     }
 }

@@ -28,6 +28,7 @@ pub(crate) use awaited::Deadline;
 pub(crate) use connect::fuzz_card;
 pub(crate) use connect::{Making, WORLD, child_id, patience};
 pub(crate) use core::Core;
+pub(crate) use endpoints::tcp_options;
 pub(crate) use forked::leak_in_child;
 pub(crate) use growth::{Left, grow, join_admitted, regroup, settings};
 pub(crate) use guard::CoreGuard;

@@ -19,6 +19,7 @@ mod failures;
 mod job;
 mod joins;
 mod long_ways;
+mod mpi;
 mod pacing;
 mod paths;
 mod placed;
@@ -54,7 +55,7 @@ enum Length {
 /// Longer than any test takes, even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(240);
 
-const TESTS: [&[Test]; 11] = [
+const TESTS: [&[Test]; 12] = [
     bare::TESTS,
     conformance::TESTS,
     verified::TESTS,
@@ -63,6 +64,7 @@ const TESTS: [&[Test]; 11] = [
     pacing::TESTS,
     rails::TESTS,
     long_ways::TESTS,
+    mpi::TESTS,
     failures::TESTS,
     elastic::TESTS,
     doctor::TESTS,

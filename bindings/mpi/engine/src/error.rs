@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::comm::Comm;
 use crate::constants::{ERR_LASTCODE, MAX_ERROR_STRING};
+use crate::window::Window;
 
 macro_rules! classes {
     ($($name:ident = $value:literal, $text:literal;)+) => {
@@ -95,6 +97,15 @@ classes! {
     Revoked = 103, "the communicator has been revoked";
 }
 
+/// An object with an error handler. It keeps the handler even if the program has freed its handle.
+#[derive(Clone, Debug)]
+pub enum Object {
+    /// A communicator.
+    Comm(Arc<Comm>),
+    /// A window.
+    Win(Arc<Window>),
+}
+
 /// The reason why a call fails.
 #[derive(Clone, Debug)]
 pub struct Fail {
@@ -102,8 +113,8 @@ pub struct Fail {
     pub class: c_int,
     /// Explanation for people, beyond the class.
     pub text: Box<str>,
-    /// The communicator whose error handler is called, if the arguments of the call do not tell.
-    pub comm: Option<c_int>,
+    /// The object whose error handler is called, if the arguments of the call do not tell.
+    pub object: Option<Object>,
 }
 
 /// Result of calls.
@@ -112,7 +123,7 @@ pub type Outcome<T = ()> = Result<T, Fail>;
 impl Fail {
     /// Makes a failure of a class, with an explanation.
     pub fn new(class: Class, text: impl fmt::Display) -> Self {
-        Self { class: class as c_int, text: text.to_string().into_boxed_str(), comm: None }
+        Self { class: class as c_int, text: text.to_string().into_boxed_str(), object: None }
     }
 
     /// Returns whether a rank is lost, or the survivors of a loss have ended the communicator.
@@ -124,7 +135,13 @@ impl Fail {
     /// Makes a failure with a code of the program's own.
     #[must_use]
     pub fn code(code: c_int) -> Self {
-        Self { class: code, text: "".into(), comm: None }
+        Self { class: code, text: "".into(), object: None }
+    }
+
+    /// Makes the failure go to an object's error handler.
+    #[must_use]
+    pub fn on(self, object: Object) -> Self {
+        Self { object: Some(object), ..self }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::args::{put, put_text, text};
 use crate::constants::*;
-use crate::error::{self, Class, Fail, Outcome, fail};
+use crate::error::{self, Class, Fail, Object, Outcome, fail};
 use crate::flavor::{self, Kind};
 use crate::handle::Table;
 use crate::{comm, file, session, window, world};
@@ -180,39 +180,51 @@ pub(crate) fn lets_go_on() -> bool {
     of_process().is_ok_and(|(handler, _)| matches!(handler, Handler::Return | Handler::User(_)))
 }
 
-fn handler_of(scope: Scope) -> Handler {
+/// A handler, and the kind and the handle of the object with which it is called.
+type Addressed = (Handler, Kind, c_int);
+
+/// Returns the handler of errors in this scope.
+fn of_scope(scope: Scope) -> Addressed {
     let found = match scope {
-        Scope::Comm(handle) => comm::held(handle).map(|comm| comm.handler()),
-        Scope::Win(handle) => window::lookup(handle).map(|win| win.handler()),
-        Scope::Session(handle) => session::lookup(handle).map(|session| session.handler()),
-        Scope::File(handle) => Ok(file::lookup(handle).map_or_else(|_| of_files(), |file| file.handler())),
-        Scope::Given(_, handle) => given(handle),
-        Scope::Tools => Ok(Handler::Return),
-        Scope::Process => of_process().map(|(handler, _)| handler),
+        Scope::Comm(handle) => comm::held(handle).map(|comm| (comm.handler(), Kind::Comm, handle)),
+        Scope::Win(handle) => window::lookup(handle).map(|win| (win.handler(), Kind::Win, handle)),
+        Scope::Session(handle) => {
+            session::lookup(handle).map(|session| (session.handler(), Kind::Session, handle))
+        }
+        Scope::File(handle) => {
+            let handler = file::lookup(handle).map_or_else(|_| of_files(), |file| file.handler());
+            Ok((handler, Kind::File, handle))
+        }
+        Scope::Given(Kind::Session, handle) => {
+            given(handle).map(|handler| (handler, Kind::Session, SESSION_NULL))
+        }
+        Scope::Given(kind, handle) => given(handle).map(|handler| (handler, kind, COMM_NULL)),
+        Scope::Tools | Scope::Process => process_addressed(),
     };
-    found.or_else(|_| of_process().map(|(handler, _)| handler)).unwrap_or(Handler::Return)
+    found.or_else(|_| process_addressed()).unwrap_or((Handler::Return, Kind::Comm, COMM_SELF))
 }
 
-/// Calls the handler with a code. Returns the code that the handler leaves, unless it ends the job.
-fn invoke(scope: Scope, code: c_int, call: &str) -> c_int {
-    match handler_of(scope) {
+fn process_addressed() -> Outcome<Addressed> {
+    of_process().map(|(handler, handle)| (handler, Kind::Comm, handle))
+}
+
+/// Returns the handler of an object's errors.
+fn of_object(object: &Object) -> Addressed {
+    match object {
+        Object::Comm(comm) => (comm.handler(), Kind::Comm, comm.handle()),
+        Object::Win(window) => (window.handler(), Kind::Win, window.handle()),
+    }
+}
+
+/// Calls a handler with a code. Returns the code that the handler leaves, unless it ends the job.
+fn invoke((handler, kind, handle): Addressed, code: c_int, call: &str) -> c_int {
+    match handler {
         Handler::Return => code,
         Handler::Fatal | Handler::Abort => {
             let text = error::text_of(code).unwrap_or_default();
             world::abort(&format!("{call}: {text}"), flavor::code_out(code & 0xff).max(1));
         }
         Handler::User(user) => {
-            let (kind, handle) = match scope {
-                Scope::Comm(handle) => (Kind::Comm, handle),
-                Scope::Win(handle) => (Kind::Win, handle),
-                Scope::Session(handle) => (Kind::Session, handle),
-                Scope::File(handle) => (Kind::File, handle),
-                Scope::Given(Kind::Session, _) => (Kind::Session, SESSION_NULL),
-                Scope::Given(kind, _) => (kind, COMM_NULL),
-                Scope::Process | Scope::Tools => {
-                    (Kind::Comm, of_process().map_or(COMM_SELF, |(_, handle)| handle))
-                }
-            };
             let (mut handle, given) = (flavor::to_user(kind, handle), flavor::code_out(code));
             let mut left = given;
             match &user.callback {
@@ -247,10 +259,11 @@ fn failed(failure: &Fail, scope: Scope, call: &str) -> c_int {
     let code = error::encode(failure);
     // The first session may fail before anything runs.
     let is_given = matches!(scope, Scope::Given(..));
-    if is_given || world::is_running() {
-        return invoke(failure.comm.filter(|_| !is_given).map_or(scope, Scope::Comm), code, call);
+    match &failure.object {
+        Some(object) if !is_given => invoke(of_object(object), code, call),
+        _ if is_given || world::is_running() => invoke(of_scope(scope), code, call),
+        _ => code,
     }
-    code
 }
 
 /// Fails a call with NULL for an argument that has to be an address.
@@ -327,7 +340,7 @@ macro_rules! calls {
 
         pub unsafe fn $call(object: c_int, code: c_int) -> Outcome {
             $lookup(object)?;
-            invoke($scope(object), code, "the program called the error handler itself");
+            invoke(of_scope($scope(object)), code, "the program called the error handler itself");
             Ok(())
         }
     };
@@ -363,7 +376,7 @@ pub unsafe fn file_call_errhandler(file: c_int, code: c_int) -> Outcome {
     if file != FILE_NULL {
         file::lookup(file)?;
     }
-    invoke(Scope::File(file), code, "the program called the error handler itself");
+    invoke(of_scope(Scope::File(file)), code, "the program called the error handler itself");
     Ok(())
 }
 

@@ -2,45 +2,17 @@
 
 use half::{bf16, f16};
 
-use crate::datatype::{Basic, Type};
+use crate::datatype::{Basic, Domain, Type};
 use crate::error::{Class, Outcome, fail};
 use crate::long_double;
 use crate::op::Builtin;
 
-/// The kind of a type, which says which operators are permitted.
-#[derive(Clone, Copy, PartialEq)]
-enum Domain {
-    Integer,
-    Float,
-    Complex,
-    Logical,
-    Bytes,
-    None,
-}
-
+/// Returns the kind of number, if there is arithmetic for it.
 const fn domain(basic: Basic) -> Domain {
     match basic {
-        // The standard has no reductions of characters. Other libraries reduce them as numbers, and programs rely on that.
-        Basic::Char
-        | Basic::I8
-        | Basic::I16
-        | Basic::I32
-        | Basic::I64
-        | Basic::I128
-        | Basic::U8
-        | Basic::U16
-        | Basic::U32
-        | Basic::U64
-        | Basic::LongInt
-        | Basic::UnsignedLong => Domain::Integer,
-        Basic::F16 | Basic::Bf16 | Basic::F32 | Basic::F64 => Domain::Float,
-        Basic::Long if cfg!(target_arch = "x86_64") => Domain::Float,
-        Basic::CLong if cfg!(target_arch = "x86_64") => Domain::Complex,
-        Basic::C32 | Basic::C64 => Domain::Complex,
-        Basic::Bool | Basic::Logical(_) => Domain::Logical,
-        Basic::Byte => Domain::Bytes,
-        Basic::Long | Basic::CLong | Basic::Quad | Basic::CQuad | Basic::C16 => Domain::None,
-        Basic::Wide | Basic::Packed => Domain::None,
+        Basic::Quad | Basic::CQuad | Basic::C16 => Domain::None,
+        Basic::Long | Basic::CLong if !cfg!(target_arch = "x86_64") => Domain::None,
+        _ => basic.domain(),
     }
 }
 

@@ -224,6 +224,11 @@ impl Partitioned {
         state.messages.iter().flatten().map(Arc::clone).collect()
     }
 
+    /// Makes a failure go to the error handler of the communicator.
+    fn blame(&self, failure: Fail) -> Fail {
+        comm::on(&self.setup.comm, failure)
+    }
+
     /// Returns the status and the error if the operation is complete.
     #[must_use]
     pub fn ended(&self, comm: &Comm) -> Option<(Status, Option<Fail>)> {
@@ -306,23 +311,49 @@ impl Partitioned {
         Ok(())
     }
 
-    /// Returns whether a partition of a receive is in place.
+    /// Returns whether a partition of a receive is in place, after a look for new messages.
+    fn arrived(&self, partition: c_int) -> Outcome<bool> {
+        if matches!(self.setup.end, End::Send(_)) {
+            return fail(Class::Request, "only partitions of a receive can arrive");
+        }
+        let Some(at) = usize::try_from(partition).ok().filter(|at| *at < self.setup.partitions) else {
+            return fail(
+                Class::Arg,
+                format!("partition {partition} is out of range: there are {}", self.setup.partitions),
+            );
+        };
+        let is_here = || self.is_over() || self.has(at);
+        if !is_here() {
+            net::look()?;
+        }
+        Ok(is_here())
+    }
+
+    /// Returns whether a partition of a receive is in place, as far as is known.
     fn has(&self, partition: usize) -> bool {
         let End::Receive(receive) = &self.setup.end else { return false };
         let Some(cut) = receive.cut().cut else { return false };
-        let own = self.setup.partition_bytes();
+        let (setup, each, state) = (&self.setup, cut.bytes as usize, self.state());
+        let own = setup.partition_bytes();
+        let is_done =
+            |message: &Option<Arc<Completion>>| message.as_ref().is_some_and(|message| message.is_done());
+        if state.left > 0 {
+            return false;
+        }
+        if cut.partitions as usize == setup.partitions && each == own {
+            return state.messages.get(partition).is_some_and(is_done);
+        }
         if own == 0 {
-            // Empty partitions arrive with the whole message.
+            // Empty partitions that the sender has cut differently arrive with the whole message.
             return false;
         }
         let (from, to) = (partition * own, (partition + 1) * own);
-        let state = self.state();
         let holds = |at: usize| {
-            let start = at.saturating_mul(cut.bytes as usize);
-            start < to && start.saturating_add(cut.bytes as usize) > from
+            let start = at.saturating_mul(each);
+            start < to && start.saturating_add(each) > from
         };
         let mut parts = state.messages.iter().enumerate().filter(|(at, _)| holds(*at));
-        state.left == 0 && parts.all(|(_, message)| message.as_ref().is_some_and(|message| message.is_done()))
+        parts.all(|(_, message)| is_done(message))
     }
 }
 
@@ -410,18 +441,22 @@ pub unsafe fn precv_init(
 }
 
 pub unsafe fn pready(partition: c_int, handle: c_int) -> Outcome {
-    request::partitioned(handle)?.ready(partition)
+    let partitioned = request::partitioned(handle)?;
+    partitioned.ready(partition).map_err(|failure| partitioned.blame(failure))
 }
 
 pub unsafe fn pready_range(low: c_int, high: c_int, handle: c_int) -> Outcome {
     let partitioned = request::partitioned(handle)?;
-    (low..=high).try_for_each(|partition| partitioned.ready(partition))
+    let ready = (low..=high).try_for_each(|partition| partitioned.ready(partition));
+    ready.map_err(|failure| partitioned.blame(failure))
 }
 
 pub unsafe fn pready_list(n: c_int, partitions: *const c_int, handle: c_int) -> Outcome {
     let partitioned = request::partitioned(handle)?;
     // SAFETY: the caller's promise.
-    unsafe { slice(partitions, n)? }.iter().try_for_each(|partition| partitioned.ready(*partition))
+    let partitions = unsafe { slice(partitions, n) };
+    let ready = partitions.and_then(|all| all.iter().try_for_each(|partition| partitioned.ready(*partition)));
+    ready.map_err(|failure| partitioned.blame(failure))
 }
 
 pub unsafe fn parrived(handle: c_int, partition: c_int, flag: *mut c_int) -> Outcome {
@@ -430,20 +465,7 @@ pub unsafe fn parrived(handle: c_int, partition: c_int, flag: *mut c_int) -> Out
         // SAFETY: the caller's promise.
         return unsafe { put(flag, 1) };
     };
-    let setup = &partitioned.setup;
-    if matches!(setup.end, End::Send(_)) {
-        return fail(Class::Request, "only partitions of a receive can arrive");
-    }
-    let Some(at) = usize::try_from(partition).ok().filter(|at| *at < setup.partitions) else {
-        return fail(
-            Class::Arg,
-            format!("partition {partition} is out of range: there are {}", setup.partitions),
-        );
-    };
-    let is_here = || partitioned.is_over() || partitioned.has(at);
-    if !is_here() {
-        net::look()?;
-    }
+    let arrived = partitioned.arrived(partition).map_err(|failure| partitioned.blame(failure))?;
     // SAFETY: the caller's promise.
-    unsafe { put(flag, is_here().into()) }
+    unsafe { put(flag, arrived.into()) }
 }

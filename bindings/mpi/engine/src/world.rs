@@ -88,7 +88,8 @@ fn start(level: c_int) -> Outcome {
         _ => return fail(Class::Other, "MPI is already initialized"),
     }
     if STATE.load(Ordering::Acquire) == BEFORE {
-        meet("MPI_Init")?;
+        // The program cannot have set an error handler yet, and the default one ends the job.
+        meet().unwrap_or_else(|failure| abort(&format!("MPI_Init: {}", failure.text), 1));
         net::expect_threads(level == THREAD_MULTIPLE);
     }
     MODEL.store(RUNNING, Ordering::Release);
@@ -105,7 +106,7 @@ pub(crate) fn open_session() -> Outcome {
     net::expect_threads(true);
     match STATE.load(Ordering::Acquire) {
         BEFORE => {
-            meet("MPI_Session_init")?;
+            meet()?;
             extern "C" fn leave() {
                 part();
             }
@@ -158,12 +159,14 @@ fn part() {
 }
 
 /// Meets the other ranks.
-fn meet(call: &str) -> Outcome {
-    // The program cannot have set an error handler yet, and the default one ends the process.
-    let kolo = match join() {
-        Ok(kolo) => kolo.map(Arc::new),
-        Err(failure) => abort(&format!("{call}: {}", failure.text), 1),
-    };
+fn meet() -> Outcome {
+    if WORLD.get().is_some() {
+        return fail(
+            Class::Other,
+            "the ranks have met before, but messages between them could not be opened",
+        );
+    }
+    let kolo = join()?.map(Arc::new);
     let (rank, size) = kolo.as_ref().map_or((0, 1), |kolo| (kolo.rank(), kolo.world_size()));
     let hosts = kolo.as_ref().map_or_else(|| vec![0], |kolo| kolo.hosts().to_vec());
     let policy = kolo.as_ref().map_or(Policy::OWN_PROCESSOR, |kolo| kolo.waiting_policy());
@@ -176,9 +179,7 @@ fn meet(call: &str) -> Outcome {
         policy,
         main: std::thread::current().id(),
     };
-    if WORLD.set(world).is_err() {
-        return fail(Class::Other, "MPI is being initialized by another thread");
-    }
+    let _ = WORLD.set(world);
     net::open(kolo.as_deref())?;
     crate::window::prepare();
     comm::predefine(rank, size, kolo);
@@ -349,8 +350,12 @@ fn flush_output() -> std::sync::mpsc::Receiver<()> {
 /// Ends the job.
 pub fn abort(reason: &str, code: c_int) -> ! {
     let flushed = flush_output();
+    // The rank is not known before the ranks have met.
+    let who = WORLD
+        .get()
+        .map_or_else(|| "this rank".to_owned(), |world| format!("rank {} of the world", world.rank));
     // One write, since other ranks may write to the same place at the same moment.
-    let line = format!("kolo: rank {} of the world ends the job: {reason}\n", rank());
+    let line = format!("kolo: {who} ends the job: {reason}\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
     if let Some(kolo) = kolo() {
         kolo.abort(&format!("MPI_Abort with code {code} on rank {}: {reason}", rank()));

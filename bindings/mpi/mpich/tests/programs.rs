@@ -93,6 +93,15 @@ fn program(cc: &str, name: &str, folder: &Path, abi: &'static Abi) -> PathBuf {
     program
 }
 
+/// Compiles a program whose `main` does this.
+fn short_program(cc: &str, main: &str, folder: &Path, abi: &'static Abi) -> PathBuf {
+    let (source, program) = (folder.join("short.c"), folder.join(format!("short-{}", abi.include)));
+    let text = format!("#include <mpi.h>\nint main(void) {{ {main} }}\n");
+    std::fs::write(&source, text).unwrap();
+    compile(cc, "c99", &source, &program, abi);
+    program
+}
+
 fn compile(compiler: &str, standard: &str, source: &Path, program: &Path, abi: &'static Abi) {
     let library = library(abi);
     let mut command = Command::new(compiler);
@@ -135,21 +144,27 @@ fn failures_of(
     let folder = tempfile::tempdir().unwrap();
     let meeting = format!("file://{}", folder.path().join("meeting").display());
     let start = |rank: usize| {
-        let mut command = Command::new(program);
-        command.args(arguments);
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("KOLO_")) {
-            command.env_remove(name);
-        }
-        if ranks > 1 {
-            command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
-            command.env("KOLO_RENDEZVOUS", &meeting).env("KOLO_TRANSPORT", transport);
-        }
-        // A busy machine may keep a rank from its processors for longer than the usual second.
-        command.env("KOLO_SILENT_AFTER", "10");
-        command.envs(settings.iter().copied()).stderr(Stdio::piped()).spawn().unwrap()
+        let mut command = rank_command(program, rank, ranks, &meeting, transport);
+        command.args(arguments).envs(settings.iter().copied());
+        command.stderr(Stdio::piped()).spawn().unwrap()
     };
     let children: Vec<Child> = (0..ranks).map(start).collect();
     ended::failures(children, PATIENCE)
+}
+
+/// Makes the command of a rank, with Kolo's usual settings.
+fn rank_command(program: &Path, rank: usize, ranks: usize, meeting: &str, transport: &str) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("KOLO_")) {
+        command.env_remove(name);
+    }
+    if ranks > 1 {
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
+        command.env("KOLO_RENDEZVOUS", meeting).env("KOLO_TRANSPORT", transport);
+    }
+    // A busy machine may keep a rank from its processors for longer than the usual second.
+    command.env("KOLO_SILENT_AFTER", "10");
+    command
 }
 
 fn with_ranks(name: &str, ranks: &[usize]) {
@@ -225,6 +240,50 @@ fn the_last_words_of_a_rank_are_one_write() {
         status.code() == Some(3) && words.starts_with("kolo: rank 0") && words.ends_with("MPI_Abort\n"),
         "{words}"
     );
+}
+
+/// Set for the process that is a rank without MPI, and leaves when the ranks have joined.
+const LEAVES: &str = "LEAVES_WHEN_JOINED";
+
+/// Does nothing, except in a process that [`beside_a_rank_that_leaves`] starts.
+#[test]
+fn a_rank_that_leaves_when_joined() {
+    if std::env::var_os(LEAVES).is_some() {
+        let _kolo = kolo::Communicator::from_env().unwrap();
+        // The communicator is not dropped, so the other rank takes this for a crash.
+        std::process::exit(0);
+    }
+}
+
+/// Runs a program as rank 0, whose only peer leaves when both have joined. Returns what rank 0 has written, if it failed.
+fn beside_a_rank_that_leaves(cc: &str, main: &str, abi: &'static Abi) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let program = short_program(cc, main, folder.path(), abi);
+    let meeting = format!("file://{}", folder.path().join("meeting").display());
+    let mut rank = rank_command(&program, 0, 2, &meeting, "shm,tcp");
+    let rank = rank.stderr(Stdio::piped()).spawn().unwrap();
+    let test = std::env::current_exe().unwrap();
+    let mut leaving = rank_command(&test, 1, 2, &meeting, "shm,tcp");
+    leaving.args(["--exact", "a_rank_that_leaves_when_joined"]).env(LEAVES, "1");
+    let status = leaving.stdout(Stdio::null()).status().unwrap();
+    assert!(status.success(), "{status}");
+    ended::failures(vec![rank], PATIENCE)
+}
+
+#[test]
+fn an_initialization_that_fails_ends_the_job() {
+    let Some(cc) = compiler() else { return };
+    for abi in &ABIS {
+        let failure = beside_a_rank_that_leaves(&cc, "MPI_Init(0, 0); return 0;", abi);
+        assert!(failure.contains("exit status: 1"), "{failure}");
+        let line = failure.lines().find(|line| line.starts_with("kolo: ") && line.contains("MPI_Init: "));
+        assert!(line.is_some_and(|line| line.contains("rank 1")), "{failure}");
+        // A session has an error handler from the beginning.
+        let main =
+            "MPI_Session one; return MPI_Session_init(MPI_INFO_NULL, MPI_ERRORS_RETURN, &one) ? 3 : 0;";
+        let failure = beside_a_rank_that_leaves(&cc, main, abi);
+        assert!(failure.contains("exit status: 3") && !failure.contains("ends the job"), "{failure}");
+    }
 }
 
 #[test]

@@ -201,6 +201,15 @@ static void topologies(void) {
   CHECK(!MPI_Cart_create(MPI_COMM_WORLD, 2, dims, periods, 0, &grid) && !MPI_Comm_rank(grid, &own));
   CHECK(!MPI_Cart_coords(grid, own, 2, coords) && !MPI_Topo_test(grid, &kind) && kind == MPI_CART);
   CHECK(!MPI_Cart_shift(grid, 1, 1, &from, &to) && (to == MPI_PROC_NULL) == (coords[1] == dims[1] - 1));
+  /* Far displacements go around a period, and leave a line. */
+  int far[2] = {INT_MAX, INT_MIN};
+  for (int i = 0; i < 2; i++) {
+    long long steps = far[i], behind = ((coords[0] - steps) % dims[0] + dims[0]) % dims[0];
+    int near[2] = {(int)(((coords[0] + steps) % dims[0] + dims[0]) % dims[0]), coords[1]}, ahead;
+    CHECK(!MPI_Cart_rank(grid, near, &ahead) && !MPI_Cart_shift(grid, 0, far[i], &value, &kind) && kind == ahead);
+    CHECK(!MPI_Cart_rank(grid, (int[]){(int)behind, coords[1]}, &ahead) && value == ahead);
+    CHECK(!MPI_Cart_shift(grid, 1, far[i], &value, &kind) && value == MPI_PROC_NULL && kind == MPI_PROC_NULL);
+  }
   for (int i = 0; i < 4; i++) around[i] = -7;
   value = own;
   CHECK(!MPI_Neighbor_allgather(&value, 1, MPI_INT, around, 1, MPI_INT, grid));

@@ -27,6 +27,67 @@ static void freed_objects(void) {
   free(from), free(to);
 }
 
+/* Requests and messages keep the error handler of their communicator, which may be freed before they complete. */
+static void handlers_of_freed_communicators(void) {
+  int one, four[4] = {1, 2, 3, 4};
+  MPI_Comm comm;
+  MPI_Request request;
+  MPI_Message message;
+  MPI_Status status;
+  for (int which = 0; which < 4; which++) {
+    CHECK(!MPI_Comm_dup(MPI_COMM_WORLD, &comm) && !MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
+    if (which == 0) CHECK(!MPI_Irecv(&one, 1, MPI_INT, before, 0, comm, &request));
+    if (which == 1) CHECK(!MPI_Recv_init(&one, 1, MPI_INT, before, 0, comm, &request) && !MPI_Start(&request));
+    if (which == 2) CHECK(!MPI_Ibcast(four, rank ? 2 : 4, MPI_INT, 0, comm, &request));
+    if (which != 2) CHECK(!MPI_Send(four, 2, MPI_INT, next, 0, comm));
+    if (which == 3) CHECK(!MPI_Mprobe(before, 0, comm, &message, MPI_STATUS_IGNORE));
+    CHECK(!MPI_Comm_free(&comm));
+    if (which == 0) FAILS(MPI_ERR_TRUNCATE, MPI_Wait(&request, MPI_STATUS_IGNORE));
+    if (which == 1) FAILS(MPI_ERR_IN_STATUS, MPI_Waitall(1, &request, &status));
+    if (which == 1) CHECK(!MPI_Request_free(&request));
+    if (which == 2) CHECK((MPI_Wait(&request, MPI_STATUS_IGNORE) != MPI_SUCCESS) == (rank != 0));
+    if (which == 3) FAILS(MPI_ERR_TRUNCATE, MPI_Mrecv(&one, 1, MPI_INT, &message, MPI_STATUS_IGNORE));
+  }
+}
+
+/* Errors of calls that name only a request or a message go to the handler of its communicator. */
+static void handlers_of_requests(void) {
+  int value = 5, got, flag;
+  MPI_Comm comm;
+  MPI_Request request, in;
+  MPI_Message message;
+  CHECK(!MPI_Comm_dup(MPI_COMM_WORLD, &comm) && !MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
+  /* There is no buffer for the message. */
+  CHECK(!MPI_Bsend_init(&value, 1, MPI_INT, rank, 0, comm, &request));
+  FAILS(MPI_ERR_BUFFER, MPI_Start(&request));
+  FAILS(MPI_ERR_BUFFER, MPI_Startall(1, &request));
+  CHECK(!MPI_Request_free(&request));
+  CHECK(!MPI_Send(&value, 1, MPI_INT, rank, 0, comm) && !MPI_Mprobe(rank, 0, comm, &message, MPI_STATUS_IGNORE));
+  FAILS(MPI_ERR_COUNT, MPI_Mrecv(&got, -1, MPI_INT, &message, MPI_STATUS_IGNORE));
+  FAILS(MPI_ERR_COUNT, MPI_Imrecv(&got, -1, MPI_INT, &message, &request));
+  CHECK(!MPI_Mrecv(&got, 1, MPI_INT, &message, MPI_STATUS_IGNORE) && got == 5);
+  CHECK(!MPI_Psend_init(&value, 1, 1, MPI_INT, rank, 0, comm, MPI_INFO_NULL, &request));
+  CHECK(!MPI_Precv_init(&got, 1, 1, MPI_INT, rank, 0, comm, MPI_INFO_NULL, &in));
+  FAILS(MPI_ERR_REQUEST, MPI_Pready(0, request));
+  CHECK(!MPI_Start(&request) && !MPI_Start(&in));
+  FAILS(MPI_ERR_ARG, MPI_Pready(5, request));
+  FAILS(MPI_ERR_ARG, MPI_Pready_range(4, 5, request));
+  FAILS(MPI_ERR_ARG, MPI_Pready_list(1, (int[]){5}, request));
+  FAILS(MPI_ERR_ARG, MPI_Parrived(in, 7, &flag));
+  FAILS(MPI_ERR_REQUEST, MPI_Request_free(&request));
+  FAILS(MPI_ERR_REQUEST, MPI_Cancel(&request));
+  CHECK(!MPI_Pready(0, request) && !MPI_Wait(&in, MPI_STATUS_IGNORE) && !MPI_Wait(&request, MPI_STATUS_IGNORE));
+  CHECK(!MPI_Request_free(&in) && !MPI_Request_free(&request));
+  CHECK(!MPI_Ibarrier(comm, &request));
+  FAILS(MPI_ERR_REQUEST, MPI_Cancel(&request));
+  FAILS(MPI_ERR_REQUEST, MPI_Start(&request));
+  CHECK(!MPI_Wait(&request, MPI_STATUS_IGNORE));
+  CHECK(!MPI_Recv_init(&got, 1, MPI_INT, rank, 0, comm, &request) && !MPI_Start(&request));
+  FAILS(MPI_ERR_REQUEST, MPI_Start(&request));
+  FAILS(MPI_ERR_REQUEST, MPI_Startall(1, &request));
+  CHECK(!MPI_Cancel(&request) && !MPI_Wait(&request, MPI_STATUS_IGNORE) && !MPI_Request_free(&request) && !MPI_Comm_free(&comm));
+}
+
 /* A cancelled send completes, whether or not a receive has matched it. */
 static void cancelled_sends(void) {
   static char data[LONG], in[LONG];
@@ -117,19 +178,20 @@ static void no_partitions(void) {
   }
 }
 
-/* A partition arrives although the next is not ready yet. Each rank marks the second ready once the next rank has the first. */
-static void single_partitions(void) {
+/* A partition arrives although the next is not ready yet, even if both are empty. Each rank marks the second ready once the next rank has the
+   first. */
+static void single_partitions(int each) {
   int data[2] = {rank, rank + 50}, got[2] = {-1, -1}, flag = 0;
   MPI_Request out, in, word;
-  CHECK(!MPI_Psend_init(data, 2, 1, MPI_INT, next, 8, MPI_COMM_WORLD, MPI_INFO_NULL, &out) && !MPI_Start(&out));
-  CHECK(!MPI_Precv_init(got, 2, 1, MPI_INT, before, 8, MPI_COMM_WORLD, MPI_INFO_NULL, &in) && !MPI_Start(&in));
+  CHECK(!MPI_Psend_init(data, 2, each, MPI_INT, next, 8, MPI_COMM_WORLD, MPI_INFO_NULL, &out) && !MPI_Start(&out));
+  CHECK(!MPI_Precv_init(got, 2, each, MPI_INT, before, 8, MPI_COMM_WORLD, MPI_INFO_NULL, &in) && !MPI_Start(&in));
   CHECK(!MPI_Pready(0, out));
   while (!flag) CHECK(!MPI_Parrived(in, 0, &flag));
-  CHECK(got[0] == before && !MPI_Parrived(in, 1, &flag) && !flag);
+  CHECK(got[0] == (each ? before : -1) && !MPI_Parrived(in, 1, &flag) && !flag);
   CHECK(!MPI_Isend(NULL, 0, MPI_INT, before, 9, MPI_COMM_WORLD, &word));
   CHECK(!MPI_Recv(NULL, 0, MPI_INT, next, 9, MPI_COMM_WORLD, MPI_STATUS_IGNORE) && !MPI_Pready(1, out));
   CHECK(!MPI_Wait(&in, MPI_STATUS_IGNORE) && !MPI_Wait(&out, MPI_STATUS_IGNORE) && !MPI_Wait(&word, MPI_STATUS_IGNORE));
-  CHECK(got[1] == before + 50 && !MPI_Request_free(&in) && !MPI_Request_free(&out));
+  CHECK(got[1] == (each ? before + 50 : -1) && !MPI_Request_free(&in) && !MPI_Request_free(&out));
 }
 
 /* There is no limit to the number of pending requests. The last receive completes by its own message, not by that of the first. */
@@ -182,8 +244,8 @@ static void generalized(void) {
 int main(int argc, char **argv) {
   CHECK(!MPI_Init(&argc, &argv) && !MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
   next = (rank + 1) % size, before = (rank + size - 1) % size;
-  freed_objects(), cancelled_sends(), partitions(), no_partitions(), single_partitions();
-  counts_of_partitions();
+  freed_objects(), handlers_of_freed_communicators(), handlers_of_requests(), cancelled_sends();
+  partitions(), no_partitions(), single_partitions(1), single_partitions(0), counts_of_partitions();
   many_requests(), generalized();
   CHECK(!MPI_Finalize());
   return 0;

@@ -266,6 +266,26 @@ static void split_by_other_key(void) {
   CHECK(!MPI_Comm_free(&comm) && !MPI_Info_free(&info));
 }
 
+/* The end of a part of an array may be beyond the largest number. */
+static void arrays_without_end(void) {
+  MPI_Datatype part;
+  MPI_Count all = 10, some = 5, most = 0x7fffffffffffffffLL;
+  FAILS(MPI_ERR_ARG, MPI_Type_create_subarray_c(1, &all, &some, &most, MPI_ORDER_C, MPI_INT, &part));
+  FAILS(MPI_ERR_ARG, MPI_Type_create_subarray_c(1, &all, &most, &some, MPI_ORDER_C, MPI_INT, &part));
+}
+
+/* A type of Fortran's is the same at every call, also among the contents of another type. Programs do not free it. */
+static void types_of_fortran(void) {
+  MPI_Datatype real, other, pair;
+  int two;
+  MPI_Aint none;
+  CHECK(!MPI_Type_create_f90_real(6, 30, &real) && !MPI_Type_create_f90_real(6, 30, &other) && other == real);
+  FAILS(MPI_ERR_TYPE, MPI_Type_free(&other));
+  CHECK(!MPI_Type_create_f90_complex(6, 30, &other) && other != real && !MPI_Type_create_f90_real(7, 30, &other) && other != real);
+  CHECK(!MPI_Type_contiguous(2, real, &pair) && !MPI_Type_get_contents(pair, 1, 0, 1, &two, &none, &other) && other == real);
+  CHECK(!MPI_Type_free(&pair));
+}
+
 int main(int argc, char **argv) {
   int flag, value = 0, class, length;
   char text[MPI_MAX_ERROR_STRING + 1];
@@ -296,7 +316,7 @@ int main(int argc, char **argv) {
   aliases(MPI_COMM_WORLD), aliases(MPI_COMM_SELF), no_aliases(MPI_COMM_WORLD), no_aliases(MPI_COMM_SELF);
   aliases_of_no_neighbor(MPI_COMM_WORLD), aliases_of_no_neighbor(MPI_COMM_SELF), null_handles();
   no_buffers(MPI_COMM_WORLD), no_buffers(MPI_COMM_SELF), no_buffers_for_windows(MPI_COMM_WORLD);
-  requests_in_progress(), written_attributes(), split_by_other_key();
+  requests_in_progress(), written_attributes(), split_by_other_key(), types_of_fortran(), arrays_without_end();
   MPI_Status several[2];
   FAILS(MPI_ERR_ARG, MPI_Waitall(-1, &request, several));
   MPI_Info info;

@@ -8,6 +8,7 @@ static void refused(void) {
   MPI_Win window;
   MPI_Aint place;
   MPI_Datatype gaps;
+  MPI_Request request;
   int value = 5, got = -1, target = size - 1;
   static int never_attached[1];
   CHECK(!MPI_Win_create_dynamic(MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
@@ -16,6 +17,9 @@ static void refused(void) {
   FAILS(MPI_ERR_RMA_RANGE, MPI_Win_flush(target, window));
   CHECK(!MPI_Win_flush(target, window) && !MPI_Get(&got, 1, MPI_INT, target, place, 1, MPI_INT, window));
   FAILS(MPI_ERR_RMA_RANGE, MPI_Win_flush(target, window));
+  /* A request fails by itself, and its error goes to the window's handler. */
+  CHECK(!MPI_Rput(&value, 1, MPI_INT, target, place, 1, MPI_INT, window, &request));
+  FAILS(MPI_ERR_RMA_RANGE, MPI_Wait(&request, MPI_STATUS_IGNORE));
   CHECK(got == -1 && !MPI_Put(&value, 1, MPI_INT, target, place, 1, MPI_INT, window));
   FAILS(MPI_ERR_RMA_RANGE, MPI_Win_unlock(target, window));
   CHECK(!MPI_Win_fence(0, window) && !MPI_Get(&got, 1, MPI_INT, target, place, 1, MPI_INT, window));
@@ -32,6 +36,88 @@ static void refused(void) {
   CHECK(!MPI_Accumulate(ones, 1, gaps, target, 0, 1, gaps, MPI_SUM, window) && !MPI_Win_fence(0, window));
   CHECK(rank != target || (memory[0] == size && memory[1] == 0 && memory[2] == size));
   CHECK(!MPI_Win_free(&window) && !MPI_Type_free(&gaps));
+}
+
+/* Columns of a matrix, and a part of one that leaves gaps, are put, accumulated and fetched. */
+static void columns(void) {
+  enum { ROWS = 5000, WIDTH = 4 };
+  static int matrix[ROWS][WIDTH], own[2 * ROWS], got[2 * ROWS], sums[2 * ROWS];
+  MPI_Win window;
+  MPI_Datatype column, both;
+  int next = (rank + 1) % size, before = (rank + size - 1) % size;
+  CHECK(!MPI_Type_vector(ROWS, 1, WIDTH, MPI_INT, &column) && !MPI_Type_commit(&column));
+  /* The first column and the third. */
+  CHECK(!MPI_Type_create_hvector(2, 1, 2 * sizeof(int), column, &both) && !MPI_Type_commit(&both));
+  CHECK(!MPI_Win_create(matrix, sizeof matrix, sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Win_fence(0, window));
+  for (int i = 0; i < 2 * ROWS; i++) own[i] = i + rank;
+  CHECK(!MPI_Put(own, 2 * ROWS, MPI_INT, next, 1, 1, both, window) && !MPI_Win_fence(0, window));
+  for (int i = 0; i < ROWS; i++) CHECK(matrix[i][0] == 0 && matrix[i][1] == i + before && matrix[i][2] == 0 && matrix[i][3] == ROWS + i + before);
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Accumulate(own, 2 * ROWS, MPI_INT, next, 1, 1, both, MPI_SUM, window));
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Get(got, 2 * ROWS, MPI_INT, next, 1, 1, both, window) && !MPI_Win_fence(0, window));
+  CHECK(!MPI_Get_accumulate(own, 2 * ROWS, MPI_INT, sums, 2 * ROWS, MPI_INT, next, 1, 1, both, MPI_REPLACE, window));
+  CHECK(!MPI_Win_fence(0, window) && matrix[7][1] == 7 + before && matrix[7][2] == 0);
+  for (int i = 0; i < 2 * ROWS; i++) CHECK(got[i] == 2 * (i + rank) && sums[i] == got[i]);
+  CHECK(!MPI_Win_free(&window) && !MPI_Type_free(&column) && !MPI_Type_free(&both));
+}
+
+/* The gaps of a type need not be attached, unlike its data. A refused operation writes nothing. */
+static void attached_columns(void) {
+  static int region[6];
+  MPI_Win window;
+  MPI_Datatype pair, three;
+  MPI_Aint place, *places = malloc(size * sizeof *places);
+  int next = (rank + 1) % size, before = (rank + size - 1) % size, own[3] = {rank + 1, rank + 2, rank + 3};
+  CHECK(!MPI_Type_vector(2, 1, 4, MPI_INT, &pair) && !MPI_Type_commit(&pair));
+  CHECK(!MPI_Type_vector(3, 1, 2, MPI_INT, &three) && !MPI_Type_commit(&three));
+  CHECK(!MPI_Win_create_dynamic(MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Get_address(region, &place));
+  CHECK(!MPI_Win_attach(window, region, 4) && !MPI_Win_attach(window, &region[4], 4) && !MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  CHECK(!MPI_Allgather(&place, 1, MPI_AINT, places, 1, MPI_AINT, MPI_COMM_WORLD) && !MPI_Win_fence(0, window));
+  CHECK(!MPI_Put(own, 2, MPI_INT, next, places[next], 1, pair, window) && !MPI_Win_fence(0, window));
+  CHECK(region[0] == before + 1 && region[4] == before + 2);
+  CHECK(!MPI_Put(own, 3, MPI_INT, next, places[next], 1, three, window));
+  FAILS(MPI_ERR_RMA_RANGE, MPI_Win_fence(0, window));
+  CHECK(region[0] == before + 1 && region[2] == 0 && region[4] == before + 2);
+  CHECK(!MPI_Win_detach(window, region) && !MPI_Win_detach(window, &region[4]) && !MPI_Win_free(&window));
+  CHECK(!MPI_Type_free(&pair) && !MPI_Type_free(&three));
+  free(places);
+}
+
+/* A unit may be longer than an int can say. The attribute, which is an int, is then not set. */
+static void long_units(void) {
+  int memory[2] = {0, 0}, value = 7, flag;
+  void *found;
+  MPI_Win window;
+  MPI_Aint bytes, unit, wide = (MPI_Aint)1 << 32;
+  CHECK(!MPI_Win_create_c(memory, sizeof memory, wide, MPI_INFO_NULL, MPI_COMM_WORLD, &window) && !MPI_Win_fence(0, window));
+  CHECK(!MPI_Win_shared_query_c(window, rank, &bytes, &unit, &found) && unit == wide && found == memory);
+  CHECK(!MPI_Win_get_attr(window, MPI_WIN_DISP_UNIT, &found, &flag) && !flag);
+  CHECK(!MPI_Put(&value, 1, MPI_INT, size - 1, 0, 1, MPI_INT, window) && !MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
+  FAILS(MPI_ERR_RMA_RANGE, MPI_Put(&value, 1, MPI_INT, size - 1, 1, 1, MPI_INT, window));
+  CHECK(!MPI_Win_fence(0, window) && memory[0] == (rank == size - 1 ? 7 : 0) && !MPI_Win_free(&window));
+}
+
+/* The larger pairs win in the parts of an array, and the rest of it stays. */
+static void pairs_in_arrays(void) {
+  struct {
+    double value;
+    int index;
+  } *pairs, own[2] = {{rank + 1, rank}, {-rank - 1, rank}};
+  int four = 4, two = 2, one = 1, spread = MPI_DISTRIBUTE_CYCLIC, usual = MPI_DISTRIBUTE_DFLT_DARG;
+  MPI_Win window;
+  for (int is_spread = 0; is_spread < 2; is_spread++) {
+    MPI_Datatype part;
+    if (is_spread) CHECK(!MPI_Type_create_darray(2, 1, 1, &four, &spread, &usual, &two, MPI_ORDER_C, MPI_DOUBLE_INT, &part));
+    if (!is_spread) CHECK(!MPI_Type_create_subarray(1, &four, &two, &one, MPI_ORDER_C, MPI_DOUBLE_INT, &part));
+    CHECK(!MPI_Type_commit(&part) && !MPI_Win_allocate(4 * sizeof *pairs, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &pairs, &window));
+    for (int i = 0; i < 4; i++) pairs[i].value = 0.5, pairs[i].index = 77;
+    CHECK(!MPI_Win_fence(0, window) && !MPI_Accumulate(own, 2, MPI_DOUBLE_INT, 0, 0, 1, part, MPI_MAXLOC, window));
+    CHECK(!MPI_Win_fence(0, window) && !MPI_Type_free(&part));
+    for (int i = 0; i < 4 && !rank; i++) {
+      int is_first = i == 1;
+      CHECK(pairs[i].value == (is_first ? size : 0.5) && pairs[i].index == (is_first ? size - 1 : 77));
+    }
+    CHECK(!MPI_Win_free(&window));
+  }
 }
 
 /* If one rank cannot take part, no rank gets a window, and none waits for it. */
@@ -238,7 +324,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end();
+  refused(), long_units(), columns(), attached_columns(), pairs_in_arrays(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

@@ -126,12 +126,11 @@ pub(super) fn reducible(handle: i32, of: &Type) -> Option<Form> {
     };
     let form = || op::for_kolo(op, basic).map(|(op, data_type)| Form { op, data_type, numbers });
     // The standard defines logical operators for integers only, and bitwise operators not for floating point.
-    let is_float = matches!(basic, Basic::F16 | Basic::Bf16 | Basic::F32 | Basic::F64);
     if matches!(op, op::Builtin::Sum | op::Builtin::Prod | op::Builtin::Max | op::Builtin::Min) {
         return if basic == Basic::Byte { None } else { form() };
     }
     let is_logical = matches!(op, op::Builtin::Land | op::Builtin::Lor | op::Builtin::Lxor);
-    if is_float || basic == Basic::Byte && is_logical { None } else { form() }
+    if basic.is_float() || basic == Basic::Byte && is_logical { None } else { form() }
 }
 
 /// Reduces vectors or blocks of `count` elements.

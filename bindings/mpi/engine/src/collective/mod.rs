@@ -111,7 +111,7 @@ pub(crate) fn all_well<T>(comm: &Arc<Comm>, own: Outcome<T>) -> Outcome<T> {
     match classes.enumerate().find(|(_, class)| *class != 0) {
         None => Ok(own),
         Some((rank, class)) => {
-            Err(Fail { class, text: format!("the call failed on rank {rank}").into(), comm: None })
+            Err(Fail { class, text: format!("the call failed on rank {rank}").into(), object: None })
         }
     }
 }

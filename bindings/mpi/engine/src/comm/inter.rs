@@ -193,7 +193,7 @@ fn connect(local: &Arc<Comm>, leader: u32, lead: impl FnOnce() -> Outcome<Found>
     }
     if word(&head, 0) != 0 {
         let text = format!("the arguments of the leader, rank {leader} of the local group, are wrong");
-        return Err(Fail { class: word(&head, 0) as c_int, text: text.into(), comm: None });
+        return Err(Fail { class: word(&head, 0) as c_int, text: text.into(), object: None });
     }
     let bytes = tell(local, &bytes, 4 * word(&head, 2) as usize, leader)?;
     let remote: Group = (0..bytes.len() / 4).map(|at| word(&bytes, at)).collect();

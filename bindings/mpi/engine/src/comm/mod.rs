@@ -15,7 +15,7 @@ use crate::attributes::Attributes;
 use crate::bsend::Buffers;
 use crate::collective;
 use crate::constants::*;
-use crate::error::{Class, Fail, Outcome, fail};
+use crate::error::{Class, Fail, Object, Outcome, fail};
 use crate::group::{self, Group};
 use crate::handle::{Held, Table};
 use crate::handlers::{self, Handler};
@@ -590,7 +590,6 @@ pub unsafe fn comm_get_info(comm: c_int, info: *mut c_int) -> Outcome {
 }
 
 /// Makes a failure go to the communicator's error handler.
-pub(crate) fn on(comm: &Comm, mut failure: Fail) -> Fail {
-    failure.comm = Some(comm.handle());
-    failure
+pub(crate) fn on(comm: &Arc<Comm>, failure: Fail) -> Fail {
+    failure.on(Object::Comm(Arc::clone(comm)))
 }

@@ -41,7 +41,7 @@ pub(super) fn subarray(lists: &[Vec<i64>; 3], order: c_int, of: &Arc<Type>) -> O
     let mut extent = of.extent;
     for dim in inner_first(sizes.len(), order)? {
         let (size, part, start) = (sizes[dim], subsizes[dim], starts[dim]);
-        if size < 1 || part < 1 || start < 0 || start + part > size {
+        if size < 1 || part < 1 || start < 0 || part > size || start > size - part {
             return fail(
                 Class::Arg,
                 format!("dimension {dim}: {part} elements from {start} on do not fit in {size}"),

@@ -49,24 +49,48 @@ pub enum Basic {
     Packed,
 }
 
+/// The kind of a number, which says which operators are permitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it all")]
+pub enum Domain {
+    Integer,
+    Float,
+    Complex,
+    Logical,
+    Bytes,
+    None,
+}
+
 impl Basic {
+    /// Returns the kind of number.
+    #[must_use]
+    pub const fn domain(self) -> Domain {
+        match self {
+            // The standard has no reductions of characters. Other libraries reduce them as numbers, and programs rely on that.
+            Self::Char
+            | Self::I8
+            | Self::I16
+            | Self::I32
+            | Self::I64
+            | Self::I128
+            | Self::U8
+            | Self::U16
+            | Self::U32
+            | Self::U64
+            | Self::LongInt
+            | Self::UnsignedLong => Domain::Integer,
+            Self::F16 | Self::Bf16 | Self::F32 | Self::F64 | Self::Long | Self::Quad => Domain::Float,
+            Self::C16 | Self::C32 | Self::C64 | Self::CLong | Self::CQuad => Domain::Complex,
+            Self::Bool | Self::Logical(_) => Domain::Logical,
+            Self::Byte => Domain::Bytes,
+            Self::Wide | Self::Packed => Domain::None,
+        }
+    }
+
     /// Returns whether this is a floating-point or a complex number.
     #[must_use]
     pub const fn is_float(self) -> bool {
-        matches!(
-            self,
-            Self::F16
-                | Self::Bf16
-                | Self::F32
-                | Self::F64
-                | Self::Long
-                | Self::Quad
-                | Self::C16
-                | Self::C32
-                | Self::C64
-                | Self::CLong
-                | Self::CQuad
-        )
+        matches!(self.domain(), Domain::Float | Domain::Complex)
     }
 
     /// Returns the size in bytes.

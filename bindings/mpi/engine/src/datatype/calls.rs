@@ -63,7 +63,7 @@ pub unsafe fn type_free(handle: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise; the front end has checked that it is not null.
     let number = unsafe { *handle };
     let of = lookup(number)?;
-    if of.builtin_handle().is_some() {
+    if of.builtin_handle().is_some() || of.is_fortran() {
         return fail(Class::Type, "a predefined datatype cannot be freed");
     }
     // Other handles of the same type keep its attributes.
@@ -299,7 +299,7 @@ pub unsafe fn type_create_darray(
 unsafe fn f90(combiner: c_int, integers: Vec<c_int>, handle: c_int, new: *mut c_int) -> Outcome {
     let of = fortran(&*lookup(handle)?, combiner, integers);
     // SAFETY: the caller's promise.
-    unsafe { give(of, new) }
+    unsafe { put(new, handle_of(&Arc::new(of))) }
 }
 
 /// Returns the real type for a number of digits and an exponent range: of 4, 8 or 16 bytes.

@@ -95,7 +95,7 @@ fn marks(made: &Made) -> [Option<i64>; 2] {
 }
 
 /// Returns the types of which an element has any. The types of empty blocks are not part of the element, and do not align it.
-fn present(made: &Made) -> Vec<&Type> {
+pub(super) fn present(made: &Made) -> Vec<&Type> {
     match &made.blocks {
         Blocks::Basic(_) | Blocks::Within(_) => made.types.iter().map(|of| &**of).collect(),
         Blocks::Even { count, length, .. } if *count == 0 || *length == 0 => Vec::new(),

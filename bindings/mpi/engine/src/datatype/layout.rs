@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::basic::Basic;
+use super::construct::present;
 use super::{Blocks, Type};
 use crate::error::{Class, Outcome, fail};
 
@@ -164,8 +165,25 @@ impl Type {
         Some(bytes)
     }
 
+    /// Adds the basic types of an element's values to `kinds`, each once.
+    pub(crate) fn add_kinds(&self, kinds: &mut Vec<Basic>) {
+        if self.elements == 0 {
+            return;
+        }
+        if let Blocks::Basic(parts) = &self.made.blocks {
+            for part in parts {
+                if !kinds.contains(&part.basic) {
+                    kinds.push(part.basic);
+                }
+            }
+        }
+        let mut present = present(&self.made);
+        present.dedup_by(|one, other| std::ptr::eq(*one, *other));
+        present.into_iter().for_each(|of| of.add_kinds(kinds));
+    }
+
     /// Calls `visit` with the predefined types of which an element at `at` consists and their places, in the order of its definition, until
-    /// it returns false. Returns whether it never has, and the element is made of predefined types as far as is known: arrays are not.
+    /// it returns false. Returns whether it never has, and the element is made of predefined types.
     pub(crate) fn each_predefined(&self, at: i64, visit: &mut impl FnMut(&Self, i64) -> bool) -> bool {
         if self.builtin_handle().is_some() {
             return visit(self, at);
@@ -174,7 +192,8 @@ impl Type {
             (0..count).all(|element| of.each_predefined(at + place + element * of.extent, visit))
         };
         match &self.made.blocks {
-            Blocks::Basic(_) | Blocks::Within(_) => false,
+            Blocks::Basic(_) => false,
+            Blocks::Within(whole) => block(0, 1, whole),
             Blocks::Even { count, length, stride } => {
                 (0..*count).all(|nth| block(nth * stride, *length, &self.made.types[0]))
             }

@@ -2,6 +2,7 @@
 //!
 //! A list of the runs of a vector is longer than the vector's data if its blocks are short. A loop takes some words, whatever its length.
 
+use super::layout::Run;
 use super::{Blocks, Type};
 
 /// Equal runs of bytes at equal distances, a loop, or a list of runs.
@@ -51,7 +52,7 @@ const PLAIN_RUNS: usize = 16;
 const REPEATS: usize = 3;
 
 impl Node {
-    fn new(offset: i64, kind: Kind) -> Self {
+    pub(super) fn new(offset: i64, kind: Kind) -> Self {
         let size = match &kind {
             Kind::Strip { len, count, .. } => len * count,
             Kind::Loop { body, count, .. } => body.size * count,
@@ -60,7 +61,7 @@ impl Node {
         Self { start: 0, size, offset, kind }
     }
 
-    fn run(offset: i64, len: usize) -> Self {
+    pub(super) fn run(offset: i64, len: usize) -> Self {
         Self::new(offset, Kind::Strip { len, count: 1, stride: 0 })
     }
 
@@ -86,7 +87,7 @@ impl Node {
 }
 
 impl Body {
-    fn new(mut nodes: Vec<Node>) -> Self {
+    pub(super) fn new(mut nodes: Vec<Node>) -> Self {
         let mut size = 0;
         for node in &mut nodes {
             node.start = size;
@@ -113,7 +114,7 @@ fn append(nodes: &mut Vec<Node>, node: Node) {
 }
 
 /// Returns `nodes` repeated `count` times, `stride` bytes apart.
-fn repeated(mut nodes: Vec<Node>, count: usize, stride: i64) -> Vec<Node> {
+pub(super) fn repeated(mut nodes: Vec<Node>, count: usize, stride: i64) -> Vec<Node> {
     if count == 0 {
         return Vec::new();
     }
@@ -171,17 +172,22 @@ fn compressed(nodes: Vec<Node>) -> Vec<Node> {
         while let Some(run) = rest.next_if(|next| next.single().is_some()) {
             runs.push(run);
         }
-        if runs.len() <= PLAIN_RUNS { listed.extend(runs) } else { listed.push(list(&runs)) }
+        if runs.len() <= PLAIN_RUNS {
+            listed.extend(runs);
+        } else {
+            let of_node = |node: &Node| Run { offset: node.offset, len: node.size };
+            listed.push(list(runs[0].offset, runs.iter().map(of_node)));
+        }
     }
     listed
 }
 
-fn list(runs: &[Node]) -> Node {
-    let offset = runs[0].offset;
-    let (mut places, mut start) = (Vec::with_capacity(runs.len() + 1), 0);
+/// Makes a list of runs, whose offsets in the list count from `offset`.
+pub(super) fn list(offset: i64, runs: impl Iterator<Item = Run>) -> Node {
+    let (mut places, mut start) = (Vec::with_capacity(runs.size_hint().0 + 1), 0);
     for run in runs {
-        places.push(Place { offset: run.offset - offset, start });
-        start += run.size;
+        places.push(Place { offset: run.offset.wrapping_sub(offset), start });
+        start += run.len;
     }
     places.push(Place { offset: 0, start });
     Node::new(offset, Kind::List(places.into()))
@@ -200,7 +206,7 @@ impl Type {
         }
     }
 
-    fn copies(&self) -> Vec<Node> {
+    pub(super) fn copies(&self) -> Vec<Node> {
         self.loops().nodes.iter().map(|node| node.copy_at(node.offset)).collect()
     }
 

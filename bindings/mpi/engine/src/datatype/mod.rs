@@ -9,18 +9,21 @@ mod external;
 mod layout;
 mod loops;
 mod pack;
+mod shape;
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-pub use basic::{Basic, builtin};
+pub use basic::{Basic, Domain, builtin};
 pub use calls::*;
 pub(crate) use construct::bytes_of;
 pub use contents::*;
 pub use external::*;
 pub use layout::{Part, Run};
 use loops::Body;
+pub(crate) use shape::Shape;
 
 use crate::attributes::Attributes;
 use crate::constants::{COMBINER_F90_COMPLEX, COMBINER_F90_INTEGER, COMBINER_F90_REAL, DATATYPE_NULL};
@@ -80,6 +83,8 @@ pub(crate) enum Blocks {
 }
 
 static TYPES: Table<Arc<Type>> = Table::new(0x3);
+/// The handles of Fortran's types, by combiner and arguments.
+static FORTRAN: Mutex<BTreeMap<(c_int, Vec<c_int>), c_int>> = Mutex::new(BTreeMap::new());
 
 impl Type {
     /// Returns the bytes of data in an element.
@@ -115,8 +120,12 @@ impl Type {
     }
 
     fn is_derived(&self) -> bool {
-        let fortran = [COMBINER_F90_REAL, COMBINER_F90_COMPLEX, COMBINER_F90_INTEGER];
-        self.builtin == DATATYPE_NULL && !fortran.contains(&self.made.combiner)
+        self.builtin == DATATYPE_NULL && !self.is_fortran()
+    }
+
+    /// Returns whether this is one of Fortran's types, which programs do not free.
+    fn is_fortran(&self) -> bool {
+        [COMBINER_F90_REAL, COMBINER_F90_COMPLEX, COMBINER_F90_INTEGER].contains(&self.made.combiner)
     }
 
     /// Returns the handle if this is a predefined type.
@@ -181,9 +190,17 @@ pub(crate) fn register(of: Arc<Type>) -> c_int {
     TYPES.insert(of)
 }
 
-/// Returns a handle of a type: its own if it is predefined, else a new one.
+/// Returns a handle of a type: its own if it is predefined or one of Fortran's, else a new one.
 pub(crate) fn handle_of(of: &Arc<Type>) -> c_int {
-    of.builtin_handle().unwrap_or_else(|| register(Arc::clone(of)))
+    match of.builtin_handle() {
+        Some(handle) => handle,
+        None if of.is_fortran() => {
+            let key = (of.made.combiner, of.made.integers.clone());
+            let mut known = FORTRAN.lock().unwrap_or_else(PoisonError::into_inner);
+            *known.entry(key).or_insert_with(|| register(Arc::clone(of)))
+        }
+        None => register(Arc::clone(of)),
+    }
 }
 
 /// Returns whether a handle is one of a type.

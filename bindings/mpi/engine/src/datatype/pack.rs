@@ -109,6 +109,26 @@ impl Type {
     }
 }
 
+impl Body {
+    /// Copies the data to `data`.
+    ///
+    /// # Safety
+    /// The nodes are readable at `elements`, and `data` is writable for all bytes.
+    pub(super) unsafe fn pack_to(&self, elements: *const u8, data: *mut u8) {
+        // SAFETY: the caller's promise: rules 1 to 3.
+        unsafe { within::<true>(self, elements.cast_mut(), data, 0..self.size) }
+    }
+
+    /// Copies the data to the nodes.
+    ///
+    /// # Safety
+    /// The nodes are writable at `elements`, and `data` is readable for all bytes.
+    pub(super) unsafe fn unpack_from(&self, data: *const u8, elements: *mut u8) {
+        // SAFETY: the caller's promise: rules 1 to 3.
+        unsafe { within::<false>(self, elements, data.cast_mut(), 0..self.size) }
+    }
+}
+
 /// Copies `count` runs of `len` bytes in either direction, from place to place with these steps.
 ///
 /// # Safety
@@ -402,7 +422,7 @@ unsafe fn short(from: *const u8, to: *mut u8, len: usize) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
 
     use proptest::prelude::*;
@@ -412,17 +432,17 @@ mod tests {
     use crate::constants::{COMBINER_HINDEXED, ORDER_C, ORDER_FORTRAN};
 
     /// Numbers for the choices that make up a case.
-    struct Dice(u64);
+    pub(crate) struct Dice(pub(crate) u64);
 
     impl Dice {
-        fn below(&mut self, limit: i64) -> i64 {
+        pub(crate) fn below(&mut self, limit: i64) -> i64 {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (self.0 >> 33) as i64 % limit
         }
     }
 
     /// Makes a random type of nested blocks. With `may_overlap`, its runs may share bytes.
-    fn random(dice: &mut Dice, depth: u32, may_overlap: bool) -> Arc<Type> {
+    pub(crate) fn random(dice: &mut Dice, depth: u32, may_overlap: bool) -> Arc<Type> {
         if depth == 0 {
             // MPI_BYTE, MPI_SHORT, MPI_INT, MPI_DOUBLE, MPI_DOUBLE_INT
             let handles = [0x4c00_010d, 0x4c00_0203, 0x4c00_0405, 0x4c00_080b, 0x8c00_0001_u32];

@@ -137,7 +137,7 @@ impl File {
         done?;
         match told.try_into().map_or(0, c_int::from_le_bytes) {
             0 => Ok(()),
-            class => Err(Fail { class, text: "rank 0 of the file's group failed".into(), comm: None }),
+            class => Err(Fail { class, text: "rank 0 of the file's group failed".into(), object: None }),
         }
     }
 

@@ -169,8 +169,8 @@ impl File {
         }
         let from = view.bytes_of(first)?;
         let broken = |what: &str, at: u64, len: usize, error: &io::Error| {
-            let Fail { class, text, comm } = self.failed(what, error);
-            Fail { class, text: format!("{text} ({len} bytes at byte {at})").into(), comm }
+            let Fail { class, text, object } = self.failed(what, error);
+            Fail { class, text: format!("{text} ({len} bytes at byte {at})").into(), object }
         };
         // SAFETY: the caller's promise.
         let moved = self.alone(|| unsafe {

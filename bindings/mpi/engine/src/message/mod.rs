@@ -15,7 +15,7 @@ use crate::datatype::{self, Type};
 use crate::error::{Class, Outcome, fail};
 use crate::handle::Held;
 use crate::net::{self, Awaited, Completion, Elements, Recv, Sink, Source};
-use crate::request::{self, Active};
+use crate::request::{self, Active, set_status};
 use crate::staging::Staging;
 use crate::world;
 
@@ -200,41 +200,31 @@ impl Place {
 unsafe fn received(awaited: Option<Awaited>, comm: &Comm, status: *mut Status) -> Outcome {
     let Some(awaited) = awaited else {
         // SAFETY: the caller's promise.
-        unsafe { set(status, FROM_NOBODY) };
+        unsafe { set_status(status, FROM_NOBODY) };
         return Ok(());
     };
     if let Awaited::Over(finished) = &awaited
         && finished.error.is_none()
     {
         // SAFETY: the caller's promise.
-        unsafe { set(status, request::received(finished, comm)) };
+        unsafe { set_status(status, request::received(finished, comm)) };
         return Ok(());
     }
     let finished = net::wait_for_receive(awaited)?;
     // SAFETY: the caller's promise.
-    unsafe { set(status, request::received(&finished, comm)) };
+    unsafe { set_status(status, request::received(&finished, comm)) };
     finished.error.map_or(Ok(()), Err)
 }
 
 /// Status of a receive from `MPI_PROC_NULL`.
 const FROM_NOBODY: Status = Status { source: PROC_NULL, ..Status::EMPTY };
 
-unsafe fn set(into: *mut Status, status: Status) {
-    if into != STATUS_IGNORE && !into.is_null() {
-        // SAFETY: the caller's promise. The error field stays, since only calls with several statuses set it.
-        unsafe {
-            let error = (*into).error;
-            *into = Status { error, ..status };
-        }
-    }
-}
-
 /// Waits for a message.
 unsafe fn finish(done: &Arc<Completion>, comm: &Comm, status: *mut Status) -> Outcome {
     net::wait_for(done)?;
     let Some(finished) = done.get() else { return fail(Class::Intern, "a message has no end") };
     // SAFETY: the caller's promise.
-    unsafe { set(status, request::received(finished, comm)) };
+    unsafe { set_status(status, request::received(finished, comm)) };
     finished.error.clone().map_or(Ok(()), Err)
 }
 
@@ -353,10 +343,9 @@ pub unsafe fn recv_init(
     unsafe { put(into, request::persistent(move || receiving(&place), &comm)) }
 }
 
-/// Starts a send and a receive. If the receive succeeds, the send's error is reported.
-fn exchange(send: &Place, recv: &Place) -> Outcome<Active> {
-    let receiving = receiving(recv)?;
-    Ok(match (receiving, send.send(Mode::Standard)?) {
+/// Returns a send and a receive as one operation. If the receive succeeds, the send's error is reported.
+fn both(receive: Active, send: Option<Arc<Completion>>) -> Active {
+    match (receive, send) {
         (Active::Recv(recv, _), Some(send)) => Active::Both(send, recv),
         (Active::Over(_), Some(send)) => {
             // Nothing is received, and the status must say so.
@@ -364,8 +353,8 @@ fn exchange(send: &Place, recv: &Place) -> Outcome<Active> {
             nothing.never_came();
             Active::Both(send, nothing)
         }
-        (other, None) | (other, Some(_)) => other,
-    })
+        (receive, _) => receive,
+    }
 }
 
 unsafe fn exchanged(send: &Place, recv: &Place, status: *mut Status) -> Outcome {
@@ -422,7 +411,7 @@ pub unsafe fn isendrecv(
     let send = Place::new(sendbuf, sendcount, sendtype, to, sendtag, comm, false)?;
     let recv = Place::new(recvbuf, recvcount, recvtype, from, recvtag, comm, true)?;
     // SAFETY: the caller's promise.
-    unsafe { put(into, request::register(exchange(&send, &recv)?, &send.comm)) }
+    unsafe { put(into, request::register(both(receiving(&recv)?, send.send(Mode::Standard)?), &send.comm)) }
 }
 
 /// Sends a copy, so that a receive may write to the same memory.
@@ -472,15 +461,7 @@ pub unsafe fn isendrecv_replace(
     let send = Place::new(buf, n, of, to, sendtag, comm, false)?;
     let recv = Place::new(buf, n, of, from, recvtag, comm, true)?;
     let sent = send_copy(&send)?;
-    let active = match (receiving(&recv)?, sent) {
-        (Active::Recv(recv, _), Some(send)) => Active::Both(send, recv),
-        (Active::Over(_), Some(send)) => {
-            let nothing = Completion::new();
-            nothing.never_came();
-            Active::Both(send, nothing)
-        }
-        (other, _) => other,
-    };
+    let active = both(receiving(&recv)?, sent);
     // SAFETY: the caller's promise.
     unsafe { put(into, request::register(active, &send.comm)) }
 }

@@ -3,14 +3,14 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{FROM_NOBODY, Peer, Place, finish, peer, set, tag};
+use super::{FROM_NOBODY, Peer, Place, finish, peer, tag};
 use crate::args::put;
 use crate::comm::{self, Comm};
 use crate::constants::*;
-use crate::error::{Class, Outcome, fail};
+use crate::error::{Class, Fail, Outcome, fail};
 use crate::handle::Table;
 use crate::net::{self, Claimed, Completion, Found, Recv};
-use crate::request::{self, Active};
+use crate::request::{self, Active, set_status};
 
 /// A message that a matching probe has taken.
 struct Message {
@@ -51,7 +51,7 @@ pub unsafe fn probe(source: c_int, tag: c_int, comm: c_int, status: *mut Status)
         found = status_of(message, &comm);
     }
     // SAFETY: the caller's promise.
-    unsafe { set(status, found) };
+    unsafe { set_status(status, found) };
     Ok(())
 }
 
@@ -79,7 +79,7 @@ pub unsafe fn iprobe(
     unsafe {
         put(flag, found.is_some().into())?;
         if let Some(found) = found {
-            set(status, found);
+            set_status(status, found);
         }
     }
     Ok(())
@@ -90,7 +90,7 @@ unsafe fn claimed(comm: Arc<Comm>, claimed: Claimed, message: *mut c_int, status
     let handle = MESSAGES.insert(Arc::new(Message { comm, claimed: Mutex::new(Some(claimed)) }));
     // SAFETY: the caller's promise.
     unsafe {
-        set(status, found);
+        set_status(status, found);
         put(message, handle)
     }
 }
@@ -106,7 +106,7 @@ pub unsafe fn mprobe(
     // SAFETY: the caller's promise.
     unsafe {
         let Some((source, tag)) = wanted else {
-            set(status, FROM_NOBODY);
+            set_status(status, FROM_NOBODY);
             return put(message, MESSAGE_NO_PROC);
         };
         let context = comm.context(0);
@@ -127,7 +127,7 @@ pub unsafe fn improbe(
     // SAFETY: the caller's promise.
     unsafe {
         let Some((source, tag)) = wanted else {
-            set(status, FROM_NOBODY);
+            set_status(status, FROM_NOBODY);
             put(flag, 1)?;
             return put(message, MESSAGE_NO_PROC);
         };
@@ -145,64 +145,72 @@ pub unsafe fn improbe(
     }
 }
 
-/// Receives a claimed message. Returns `None` for `MPI_MESSAGE_NO_PROC`.
-unsafe fn receive(
-    buf: *mut c_void,
-    n: i64,
-    of: c_int,
-    handle: *mut c_int,
-) -> Outcome<Option<(Arc<Completion>, Arc<Comm>)>> {
+/// Returns the message of a handle; `None` for `MPI_MESSAGE_NO_PROC`, which becomes the null handle.
+unsafe fn given(handle: *mut c_int) -> Outcome<Option<Arc<Message>>> {
     // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         if *handle == MESSAGE_NO_PROC {
             *handle = MESSAGE_NULL;
             return Ok(None);
         }
-        let Some(message) = MESSAGES.get(*handle) else {
-            return fail(Class::Request, format!("{:#x} is not a message", *handle));
-        };
-        let comm = Arc::clone(&message.comm);
-        // The program may have freed the communicator since the probe.
-        let place = Place::on((&comm).into(), (buf.cast_const(), n, of), PROC_NULL, 0, true)?;
-        let claimed = message.claimed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(claimed) = claimed else {
-            return fail(Class::Request, "the message has been received already");
-        };
-        MESSAGES.remove(*handle);
-        *handle = MESSAGE_NULL;
-        let done = Completion::new();
-        let recv = Recv { source: None, tag: None, sink: place.sink(), done: Arc::clone(&done) };
-        net::net()?.recv_claimed(claimed, recv);
-        Ok(Some((done, comm)))
-    }
-}
-
-pub unsafe fn mrecv(
-    buf: *mut c_void,
-    n: i64,
-    of: c_int,
-    message: *mut c_int,
-    status: *mut Status,
-) -> Outcome {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match receive(buf, n, of, message)? {
-            Some((done, comm)) => finish(&done, &comm, status).map_err(|error| comm::on(&comm, error)),
-            None => {
-                set(status, FROM_NOBODY);
-                Ok(())
-            }
+        match MESSAGES.get(*handle) {
+            Some(message) => Ok(Some(message)),
+            None => fail(Class::Request, format!("{:#x} is not a message", *handle)),
         }
     }
 }
 
-pub unsafe fn imrecv(buf: *mut c_void, n: i64, of: c_int, message: *mut c_int, into: *mut c_int) -> Outcome {
+impl Message {
+    /// Makes a failure go to the error handler of the communicator of the probe, which the program may have freed since.
+    fn blame(&self, failure: Fail) -> Fail {
+        comm::on(&self.comm, failure)
+    }
+
+    /// Receives the message.
+    unsafe fn receive(
+        &self,
+        buf: *mut c_void,
+        n: i64,
+        of: c_int,
+        handle: *mut c_int,
+    ) -> Outcome<Arc<Completion>> {
+        // SAFETY: the caller's promise; the front end has checked that the handle is not null.
+        unsafe {
+            let place = Place::on((&self.comm).into(), (buf.cast_const(), n, of), PROC_NULL, 0, true)?;
+            let claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let Some(claimed) = claimed else {
+                return fail(Class::Request, "the message has been received already");
+            };
+            MESSAGES.remove(*handle);
+            *handle = MESSAGE_NULL;
+            let done = Completion::new();
+            let recv = Recv { source: None, tag: None, sink: place.sink(), done: Arc::clone(&done) };
+            net::net()?.recv_claimed(claimed, recv);
+            Ok(done)
+        }
+    }
+}
+
+pub unsafe fn mrecv(buf: *mut c_void, n: i64, of: c_int, handle: *mut c_int, status: *mut Status) -> Outcome {
     // SAFETY: the caller's promise.
     unsafe {
-        let handle = match receive(buf, n, of, message)? {
-            Some((done, comm)) => request::register(Active::Recv(done, comm.context(0)), &comm),
-            None => request::register(Active::Over(FROM_NOBODY), &comm::own()?),
+        let Some(message) = given(handle)? else {
+            set_status(status, FROM_NOBODY);
+            return Ok(());
         };
-        put(into, handle)
+        let received = message.receive(buf, n, of, handle);
+        let finished = received.and_then(|done| finish(&done, &message.comm, status));
+        finished.map_err(|failure| message.blame(failure))
+    }
+}
+
+pub unsafe fn imrecv(buf: *mut c_void, n: i64, of: c_int, handle: *mut c_int, into: *mut c_int) -> Outcome {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let Some(message) = given(handle)? else {
+            return put(into, request::register(Active::Over(FROM_NOBODY), &comm::own()?));
+        };
+        let done = message.receive(buf, n, of, handle).map_err(|failure| message.blame(failure))?;
+        put(into, request::register(Active::Recv(done, message.comm.context(0)), &message.comm))
     }
 }

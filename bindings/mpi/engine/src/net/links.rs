@@ -6,8 +6,7 @@ use std::time::Instant;
 use kolo::internal::wait::yield_now;
 use kolo::{Communicator, TransportKind, Transports};
 use kolo_transport::shm::SingleCopy;
-use kolo_transport::tcp::Congestion;
-use kolo_transport::{Endpoint, Options, Reach, ShmOptions, TcpOptions};
+use kolo_transport::{Endpoint, Options, Reach, ShmOptions};
 
 use super::wire::SHORT_BYTES;
 use super::{NET, Net, rest, servant};
@@ -58,7 +57,7 @@ pub(crate) fn close() {
 
 fn connect(world: &Communicator) -> Outcome<Net> {
     let (rank, size) = (world.rank(), world.world_size());
-    let options = options(world)?;
+    let options = options(world);
     let allowed = |kind: TransportKind| match &world.config().transports {
         Transports::Only(list) => list.contains(&kind),
         _ => true,
@@ -137,23 +136,8 @@ fn introduce(
     Ok(())
 }
 
-fn options(world: &Communicator) -> Outcome<Options> {
+fn options(world: &Communicator) -> Options {
     let config = world.config();
-    let mut cookie = [0_u8; 16];
-    if world.rank() == 0 {
-        getrandom::fill(&mut cookie).map_err(|error| Fail::new(Class::Other, error))?;
-    }
-    world.broadcast(&mut cookie, 0)?;
-    let tcp = TcpOptions {
-        cookie,
-        port: world.port(),
-        ports: config.port_range.clone(),
-        interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
-        congestion: Congestion::from_setting(config.socket_congestion.as_deref()),
-        streams: config.socket_streams,
-        pacing: config.socket_pacing,
-        ..TcpOptions::default()
-    };
     let shm = ShmOptions {
         host_key: config.host_id.clone(),
         stores: config.shm_stores,
@@ -162,5 +146,5 @@ fn options(world: &Communicator) -> Outcome<Options> {
         tried_min: SHORT_BYTES + 1,
         ..ShmOptions::default()
     };
-    Ok(Options { shm, tcp, ..Options::default() })
+    Options { shm, tcp: world.tcp_options(), ..Options::default() }
 }

@@ -39,7 +39,7 @@ unsafe fn end_some(
                     }
                     if let Err(failure) = outcome {
                         codes[nth] = error::encode(&failure);
-                        whose = whose.or(failure.comm);
+                        whose = whose.or(failure.object);
                     }
                 }
             }
@@ -51,13 +51,13 @@ unsafe fn end_some(
     }
     if statuses == STATUS_IGNORE || statuses.is_null() {
         let first = codes.iter().find(|code| **code != SUCCESS).copied().unwrap_or(SUCCESS);
-        return Err(Fail { comm: whose, ..Fail::code(first) });
+        return Err(Fail { object: whose, ..Fail::code(first) });
     }
     for (nth, code) in codes.iter().enumerate() {
         // SAFETY: as above.
         unsafe { (*statuses.wrapping_add(nth)).error = *code };
     }
-    Err(Fail { comm: whose, ..Fail::new(Class::InStatus, "") })
+    Err(Fail { object: whose, ..Fail::new(Class::InStatus, "") })
 }
 
 fn all_over(all: &[Option<Request>]) -> bool {

@@ -12,11 +12,12 @@ use crate::args::{put, slice};
 use crate::collective::schedule::Started;
 use crate::comm::{self, Comm};
 use crate::constants::*;
-use crate::error::{Class, Fail, Outcome, fail};
+use crate::error::{Class, Fail, Object, Outcome, fail};
 use crate::flavor;
 use crate::handle::{Held, Table};
 use crate::net::{self, Completion, Finished};
 use crate::partitioned::Partitioned;
+use crate::window::{self, Window};
 
 /// The operation that a request stands for.
 #[derive(Clone, Debug)]
@@ -38,7 +39,7 @@ pub(crate) enum Active {
     /// A partitioned message.
     Partitioned(Arc<Partitioned>),
     /// An operation on a window.
-    Window(Arc<crate::window::Operation>),
+    Window(Arc<window::Operation>, Arc<Window>),
 }
 
 /// The result of a request.
@@ -181,8 +182,63 @@ impl Request {
         };
         // Called without a lock, since it may call a function of the program.
         let mut ended = active.ended(comm)?;
-        ended.error = ended.error.map(|error| comm::on(comm, error));
+        ended.error = ended.error.map(|error| self.blame(error));
         Some(ended)
+    }
+
+    /// Makes a failure go to the error handler of the object on which the request was made. Generalized requests, and sends that were
+    /// complete at once, have none.
+    fn blame(&self, failure: Fail) -> Fail {
+        match self {
+            Self::Once(Active::General(_) | Active::Over(_), _) => failure,
+            Self::Once(Active::Window(_, window), _) => failure.on(Object::Win(Arc::clone(window))),
+            Self::Once(_, comm) => comm::on(comm, failure),
+            Self::Persistent(this) => comm::on(&this.comm, failure),
+        }
+    }
+
+    fn start(&self) -> Outcome {
+        let Self::Persistent(request) = self else {
+            return fail(Class::Request, "the request is not persistent");
+        };
+        let mut inner = request.inner();
+        if inner.active.is_some() {
+            return fail(Class::Request, "the request is already active");
+        }
+        let active = (inner.start)()?;
+        inner.active = Some(active);
+        Ok(())
+    }
+
+    fn cancel(&self) -> Outcome {
+        match self.active() {
+            Some(Active::Recv(done, context)) => {
+                net::net()?.cancel_recv(context, &done);
+                Ok(())
+            }
+            Some(Active::Send(done)) => {
+                net::net()?.cancel_send(&done);
+                Ok(())
+            }
+            Some(Active::General(general)) => general.cancelled(),
+            Some(Active::Collective(_) | Active::Partitioned(_) | Active::Window(..)) => fail(
+                Class::Request,
+                "only messages and generalized requests can be cancelled, not this operation",
+            ),
+            // All other operations go on, which the standard permits.
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails if the request cannot be freed now.
+    fn check_free(&self) -> Outcome {
+        match self.active() {
+            Some(Active::Partitioned(partitioned)) if !partitioned.is_over() => fail(
+                Class::Request,
+                "a partitioned message cannot be freed while it is under way: wait for it first",
+            ),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -202,7 +258,7 @@ impl Active {
             Self::Over(_) => true,
             Self::General(general) => general.is_complete(),
             Self::Partitioned(partitioned) => partitioned.is_over(),
-            Self::Window(operation) => operation.is_over(),
+            Self::Window(operation, _) => operation.is_over(),
         }
     }
 
@@ -214,7 +270,7 @@ impl Active {
             Self::Flush(sends) => messages.extend(sends.iter().map(Arc::clone)),
             Self::Collective(started) => messages.extend(started.give_up(why)),
             Self::Partitioned(partitioned) => messages.extend(partitioned.give_up(why)),
-            Self::Window(operation) => operation.give_up(why),
+            Self::Window(operation, _) => operation.give_up(why),
             Self::Over(_) | Self::General(_) => {}
         }
     }
@@ -253,7 +309,7 @@ impl Active {
                 let (status, error) = partitioned.ended(comm)?;
                 Ended { status, error }
             }
-            Self::Window(operation) => {
+            Self::Window(operation, _) => {
                 if !operation.is_over() {
                     return None;
                 }
@@ -419,14 +475,7 @@ pub unsafe fn request_free(handle: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         let request = lookup(*handle)?;
-        if let Some(Active::Partitioned(partitioned)) = request.active()
-            && !partitioned.is_over()
-        {
-            return fail(
-                Class::Request,
-                "a partitioned message cannot be freed while it is under way: wait for it first",
-            );
-        }
+        request.check_free().map_err(|failure| request.blame(failure))?;
         let freed = std::mem::replace(&mut *handle, REQUEST_NULL);
         if let Some(Active::General(general)) = request.active() {
             if general.ended.fetch_or(FREED, Ordering::AcqRel) & COMPLETE == 0 {
@@ -447,7 +496,7 @@ pub unsafe fn request_get_status(handle: c_int, flag: *mut c_int, status: *mut S
         None => Some(Ended { status: Status::EMPTY, error: None }),
         Some(request) => {
             if !request.is_over() {
-                net::look()?;
+                net::look().map_err(|failure| request.blame(failure))?;
             }
             request.ended()
         }
@@ -465,37 +514,13 @@ pub unsafe fn request_get_status(handle: c_int, flag: *mut c_int, status: *mut S
 pub unsafe fn cancel(handle: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise; the front end has checked that it is not null.
     let request = lookup(unsafe { *handle })?;
-    match request.active() {
-        Some(Active::Recv(done, context)) => {
-            net::net()?.cancel_recv(context, &done);
-            Ok(())
-        }
-        Some(Active::Send(done)) => {
-            net::net()?.cancel_send(&done);
-            Ok(())
-        }
-        Some(Active::General(general)) => general.cancelled(),
-        Some(Active::Collective(_) | Active::Partitioned(_) | Active::Window(_)) => fail(
-            Class::Request,
-            "only messages and generalized requests can be cancelled, not this operation",
-        ),
-        // All other operations go on, which the standard permits.
-        _ => Ok(()),
-    }
+    request.cancel().map_err(|failure| request.blame(failure))
 }
 
 pub unsafe fn start(handle: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise; the front end has checked that it is not null.
-    let Request::Persistent(request) = lookup(unsafe { *handle })? else {
-        return fail(Class::Request, "the request is not persistent");
-    };
-    let mut inner = request.inner();
-    if inner.active.is_some() {
-        return fail(Class::Request, "the request is already active");
-    }
-    let active = (inner.start)()?;
-    inner.active = Some(active);
-    Ok(())
+    let request = lookup(unsafe { *handle })?;
+    request.start().map_err(|failure| request.blame(failure))
 }
 
 pub unsafe fn startall(count: c_int, handles: *mut c_int) -> Outcome {
@@ -542,8 +567,12 @@ pub unsafe fn grequest_complete(handle: c_int) -> Outcome {
 
 /// Returns the partitioned operation of a request.
 pub(crate) fn partitioned(handle: c_int) -> Outcome<Arc<Partitioned>> {
-    match lookup(handle)?.active() {
+    let request = lookup(handle)?;
+    match request.active() {
         Some(Active::Partitioned(partitioned)) => Ok(partitioned),
-        _ => fail(Class::Request, "the request is not partitioned, or not active"),
+        _ => {
+            let failure = Fail::new(Class::Request, "the request is not partitioned, or not active");
+            Err(request.blame(failure))
+        }
     }
 }

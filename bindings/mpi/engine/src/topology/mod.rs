@@ -130,12 +130,14 @@ fn rank_at(dims: &[c_int], periods: &[bool], coords: &[c_int]) -> Option<c_int> 
 fn shift(comm: &Comm, dim: usize, by: c_int) -> Outcome<(c_int, c_int)> {
     let (dims, periods) = cart(comm)?;
     let own = coordinates(dims, comm.rank as c_int);
-    let at = |by: c_int| {
-        let mut coords = own.clone();
-        coords[dim] = coords[dim].saturating_add(by);
+    let at = |by: i64| {
+        let (mut coords, all, to) = (own.clone(), i64::from(dims[dim]), i64::from(own[dim]) + by);
+        let to = if periods[dim] { to.rem_euclid(all) } else { to };
+        // No grid has a place for the largest number.
+        coords[dim] = c_int::try_from(to).unwrap_or(c_int::MAX);
         rank_at(dims, periods, &coords).unwrap_or(PROC_NULL)
     };
-    Ok((at(by.saturating_neg()), at(by)))
+    Ok((at(-i64::from(by)), at(by.into())))
 }
 
 /// Makes a communicator with a topology of the first `ranks` ranks; the topology may not have a place for all.

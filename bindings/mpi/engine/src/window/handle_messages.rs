@@ -30,7 +30,7 @@ pub(super) fn know(window: &Arc<Window>) {
 
 pub(super) fn forget(window: &Window) {
     with(&KNOWN, |known| known.remove(&window.number()));
-    WINDOWS.remove(window.handle.load(Ordering::Relaxed));
+    WINDOWS.remove(window.handle());
 }
 
 /// Registers an operation; returns the number by which its answer will name it.
@@ -107,69 +107,132 @@ pub(super) fn handle(net: &mut Net, from: u32, bytes: &[u8]) {
     }
 }
 
-/// Reads or writes this rank's memory. Returns the answer; `None` if the memory is not part of the window.
+/// Reads or writes this rank's memory. Returns the answer; `None` if the memory is not part of the window, or the data has a wrong length.
 fn access(window: &Window, message: &Message<'_>) -> Option<Vec<u8>> {
-    let of = datatype::builtin(message.of)?;
-    let mut answer = Vec::new();
-    let mut data = message.data;
-    for (offset, count) in &message.cells {
-        let count = usize::try_from(*count).ok()?;
-        // No elements may have any address, even one that is not part of the window.
-        if count == 0 {
-            continue;
-        }
-        let span = count.checked_mul(of.extent as usize)?;
-        if !window.holds(*offset, span.saturating_sub(of.extent as usize - of.true_extent as usize)) {
-            return None;
-        }
-        let at = window.base.wrapping_add(*offset as usize) as *mut u8;
-        let bytes = count * of.size();
-        let now = data.get(..bytes.min(data.len()))?;
-        // SAFETY: `holds` has checked that the elements lie in memory that the program has lent to the window until it frees the window.
-        unsafe {
-            if message.number != 0 && message.kind != Kind::Put {
-                of.pack(at, count, &mut answer);
-            }
-            match message.kind {
-                Kind::Put => of.unpack(now, at, count),
-                Kind::Accumulate => accumulate(message, now, at, count, of)?,
-                // The message has the value to compare with first, then the new value.
-                Kind::Swap => {
-                    let (compare, new) = message.data.split_at_checked(of.size())?;
-                    if answer == compare {
-                        of.unpack(new, at, 1);
-                    }
-                }
-                _ => {}
-            }
-        }
-        if message.kind != Kind::Swap {
-            data = data.get(bytes.min(data.len())..)?;
-        }
+    let of = datatype::builtin(message.of).filter(|of| of.size() > 0)?;
+    if !window.holds_all(&message.shape, of) {
+        return None;
     }
-    Some(answer)
+    // SAFETY: `holds_all` has checked that the elements lie in memory that the program has lent to the window until it frees the window.
+    unsafe { carry_out(message, of, window.base as *mut u8) }
 }
 
-unsafe fn accumulate(
-    message: &Message<'_>,
-    data: &[u8],
-    at: *mut u8,
-    count: usize,
-    of: &Arc<Type>,
-) -> Option<()> {
-    let op = op::builtin(message.op)?;
-    if op == op::Builtin::NoOp || count == 0 {
+/// Carries out an operation; the positions count from `memory`.
+///
+/// # Safety
+/// The elements at the message's positions are accessible.
+unsafe fn carry_out(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option<Vec<u8>> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match message.kind {
+            Kind::Put => message.shape.unpack(message.data, memory).map(|()| Vec::new()),
+            Kind::Get => contents(message, of, memory),
+            Kind::Accumulate => accumulate(message, of, memory).map(|()| Vec::new()),
+            Kind::Fetch => {
+                let former = contents(message, of, memory)?;
+                accumulate(message, of, memory).map(|()| former)
+            }
+            Kind::Swap => swap(message, of, memory),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the data of the elements.
+///
+/// # Safety
+/// As [`carry_out`].
+unsafe fn contents(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option<Vec<u8>> {
+    let mut data = Vec::new();
+    data.try_reserve_exact(message.shape.bytes()).ok()?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if of.is_flat() {
+            message.shape.pack(memory, &mut data);
+        } else {
+            message.shape.each_run(|run| {
+                of.pack(memory.wrapping_offset(run.offset as isize), run.len / of.size(), &mut data);
+                true
+            });
+        }
+    }
+    Some(data)
+}
+
+/// Combines the message's data with that of the elements.
+///
+/// # Safety
+/// As [`carry_out`].
+unsafe fn accumulate(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option<()> {
+    let (op, mut data) = (op::builtin(message.op)?, message.data);
+    if op == op::Builtin::NoOp {
         return Some(());
     }
-    if data.len() < count * of.size() {
+    if data.len() != message.shape.bytes() {
         return None;
     }
     // The memory is aligned for numbers of 16 bytes.
-    let mut elements = vec![0_u128; (count * of.extent as usize).div_ceil(16)];
-    let elements = elements.as_mut_ptr().cast::<u8>();
-    // SAFETY: `elements` has room for `count` elements; the caller's promise holds for the target.
+    let mut elements: Vec<u128> = Vec::new();
+    let is_done = message.shape.each_run(|run| {
+        let count = run.len / of.size();
+        let (now, rest) = data.split_at(run.len);
+        data = rest;
+        let room = (count * of.extent as usize).div_ceil(16);
+        elements.resize(room.max(elements.len()), 0);
+        let elements = elements.as_mut_ptr().cast::<u8>();
+        // SAFETY: `elements` has room for `count` elements; the caller's promise holds for the target.
+        unsafe {
+            of.unpack(now, elements, count);
+            numbers::apply(op, elements, memory.wrapping_offset(run.offset as isize), count, of).is_ok()
+        }
+    });
+    is_done.then_some(())
+}
+
+/// Replaces the element by the second half of the data if it equals the first half. Returns its former value.
+///
+/// # Safety
+/// As [`carry_out`].
+unsafe fn swap(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option<Vec<u8>> {
+    // SAFETY: the caller's promise.
     unsafe {
-        of.unpack(data, elements, count);
-        numbers::apply(op, elements, at, count, of).ok()
+        let former = contents(message, of, memory)?;
+        let (compare, new) = message.data.split_at_checked(former.len())?;
+        if former == compare {
+            message.shape.unpack(new, memory)?;
+        }
+        Some(former)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datatype::Shape;
+
+    /// `MPI_INT` and `MPI_SUM`.
+    const INT: i32 = 0x4c00_0405;
+    const SUM: i32 = 0x5800_0003;
+
+    #[test]
+    fn only_those_who_ask_for_the_former_contents_get_them() {
+        let of = datatype::builtin(INT).expect("predefined");
+        let mut memory = [1_i32, 2];
+        let data: Vec<u8> = [10_i32, 20].into_iter().flat_map(i32::to_le_bytes).collect();
+        let mut with = |kind, number| {
+            let message = Message {
+                op: SUM,
+                of: INT,
+                shape: Shape::run(0, 8),
+                data: &data,
+                ..Message::plain(kind, 0, number)
+            };
+            // SAFETY: the memory has both elements.
+            unsafe { carry_out(&message, of, memory.as_mut_ptr().cast()) }.expect("a valid operation")
+        };
+        assert!(with(Kind::Accumulate, 0).is_empty() && with(Kind::Accumulate, 7).is_empty());
+        let former: Vec<u8> = [21_i32, 42].into_iter().flat_map(i32::to_le_bytes).collect();
+        assert_eq!(with(Kind::Fetch, 7), former);
+        assert_eq!(memory, [31, 62]);
     }
 }

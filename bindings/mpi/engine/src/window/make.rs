@@ -26,7 +26,7 @@ use crate::world;
 struct Own {
     base: usize,
     size: i64,
-    unit: c_int,
+    unit: i64,
     flavor: c_int,
     info: Pairs,
 }
@@ -35,16 +35,16 @@ fn own(base: usize, size: i64, unit: i64, flavor: c_int, info: c_int) -> Outcome
     if size < 0 {
         return fail(Class::Size, format!("a window cannot have {size} bytes"));
     }
-    let Some(unit) = c_int::try_from(unit).ok().filter(|unit| *unit > 0) else {
+    if unit < 1 {
         return fail(Class::Disp, format!("the displacement unit is {unit} bytes"));
-    };
+    }
     Ok(Own { base, size, unit, flavor, info: info::pairs(info)? })
 }
 
 /// Exchanges the contributions; returns the sizes and units of all ranks.
 fn parts(comm: &Arc<Comm>, own: &Own) -> Outcome<Vec<Part>> {
     let mut bytes = own.size.to_le_bytes().to_vec();
-    bytes.extend(i64::from(own.unit).to_le_bytes());
+    bytes.extend(own.unit.to_le_bytes());
     let all = collective::share(comm, &bytes)?;
     let long = |entry: &[u8], at: usize| entry[at..at + 8].try_into().map_or(0, i64::from_le_bytes);
     Ok(all.chunks_exact(16).map(|entry| Part { size: long(entry, 0), unit: long(entry, 8) }).collect())
@@ -67,7 +67,7 @@ fn make(comm: &Arc<Comm>, own: Own, segment: Option<Segment>) -> Outcome<c_int> 
         comm: inner,
         base: own.base,
         size: own.size,
-        unit: own.unit,
+        shown_unit: c_int::try_from(own.unit).ok(),
         flavor: own.flavor,
         shown_flavor,
         shown_model,

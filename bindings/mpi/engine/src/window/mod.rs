@@ -26,6 +26,7 @@ pub use operations::*;
 use crate::attributes::Attributes;
 use crate::comm::Comm;
 use crate::constants::*;
+use crate::datatype::{Run, Shape, Type};
 use crate::error::{Class, Fail, Outcome, fail};
 use crate::handle::Table;
 use crate::handlers::{self, Handler};
@@ -51,8 +52,9 @@ pub struct Window {
     comm: Arc<Comm>,
     base: usize,
     size: i64,
-    unit: c_int,
     flavor: c_int,
+    /// The displacement unit, if the attribute, an `int`, can hold it.
+    shown_unit: Option<c_int>,
     /// Flavor and memory model as numbers of the program.
     shown_flavor: c_int,
     shown_model: c_int,
@@ -71,6 +73,12 @@ pub struct Window {
 static WINDOWS: Table<Arc<Window>> = Table::new(0x8);
 
 impl Window {
+    /// Returns the window's handle.
+    #[must_use]
+    pub fn handle(&self) -> c_int {
+        self.handle.load(Ordering::Relaxed)
+    }
+
     /// Returns the error handler.
     #[must_use]
     pub fn handler(&self) -> Handler {
@@ -114,6 +122,27 @@ impl Window {
         }
         offset >= 0 && offset.checked_add(len as i64).is_some_and(|end| end <= self.size)
     }
+
+    /// Returns whether all elements of a type at these positions are part of this rank's memory in the window.
+    fn holds_all(&self, shape: &Shape, of: &Type) -> bool {
+        let reach = |len: usize| {
+            let last = len.div_ceil(of.size()).saturating_sub(1);
+            last.saturating_mul(of.extent as usize).saturating_add(of.true_extent as usize)
+        };
+        if shape.bytes() == 0 {
+            // No elements may have any address.
+            return true;
+        }
+        let span = shape.span(reach).and_then(|(low, high)| Some((low, high.checked_sub(low)?)));
+        match span {
+            Some((low, len)) if self.holds(low, len as usize) => true,
+            // Elements of dynamic windows may lie in pieces of memory with gaps between them.
+            _ => {
+                let holds = |run: Run| self.holds(run.offset, reach(run.len));
+                self.flavor == WIN_FLAVOR_DYNAMIC && shape.each_run(holds)
+            }
+        }
+    }
 }
 
 /// Returns the window of a handle.
@@ -129,7 +158,10 @@ pub(crate) fn predefined_attribute(window: &Arc<Window>, keyval: c_int) -> Outco
     let found = match keyval {
         WIN_BASE => window.base,
         WIN_SIZE => &raw const window.size as usize,
-        WIN_DISP_UNIT => &raw const window.unit as usize,
+        WIN_DISP_UNIT => match &window.shown_unit {
+            Some(unit) => &raw const *unit as usize,
+            None => return Ok(Some(None)),
+        },
         WIN_CREATE_FLAVOR => &raw const window.shown_flavor as usize,
         WIN_MODEL => &raw const window.shown_model as usize,
         _ => return Ok(None),

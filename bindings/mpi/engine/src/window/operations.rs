@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::backlog::Until;
 use super::handle_messages::awaited;
-use super::wire::{Cell, Kind, Message};
+use super::wire::{Kind, Message};
 use super::{Operation, Window, lookup};
 use crate::args::{count, put};
 use crate::constants::*;
-use crate::datatype::{self, Basic, Type};
+use crate::datatype::{self, Basic, Run, Shape, Type};
 use crate::error::{Class, Outcome, fail};
 use crate::net::{self, Elements, Sink};
 use crate::op::{self, Builtin};
@@ -100,63 +100,49 @@ impl Target {
     }
 
     /// Returns the positions of the bytes.
-    fn bytes(&self) -> Outcome<Vec<Cell>> {
-        let mut cells: Vec<Cell> = Vec::new();
-        if self.of.is_flat() {
-            cells.push((self.offset + self.of.true_lower, (self.count * self.of.size()) as u64));
-            return Ok(cells);
-        }
-        let runs = self.of.runs()?;
-        for element in 0..self.count as i64 {
-            let base = self.offset + element * self.of.extent;
-            cells.extend(runs.iter().map(|run| (base + run.offset, run.len as u64)));
-        }
-        Ok(cells)
+    fn bytes(&self) -> Shape {
+        Shape::elements(&self.of, self.count, self.offset)
     }
 
     /// Returns the predefined type and the positions of the elements.
-    fn elements(&self, op: Builtin) -> Outcome<(c_int, Vec<Cell>)> {
-        if let Some(handle) = self.of.builtin_handle() {
-            return Ok((handle, vec![(self.offset, self.count as u64)]));
+    fn elements(&self, op: Builtin) -> Outcome<(c_int, Shape)> {
+        if let Some(handle) = self.of.builtin_handle().filter(|_| self.of.size() > 0) {
+            return Ok((handle, Shape::run(self.offset, self.count * self.of.size())));
         }
         if op == Builtin::Replace || op == Builtin::NoOp {
-            return Ok((BYTE, self.bytes()?));
+            return Ok((BYTE, self.bytes()));
         }
         if matches!(op, Builtin::Minloc | Builtin::Maxloc) {
             return self.pairs(op);
         }
-        let parts = self.of.parts()?;
-        let Some(first) = parts.first() else { return Ok((BYTE, Vec::new())) };
-        if parts.iter().any(|part| part.basic != first.basic) {
-            return fail(Class::Type, "a datatype with elements of several types cannot be accumulated");
+        let mut kinds = Vec::new();
+        self.of.add_kinds(&mut kinds);
+        match kinds[..] {
+            [] => Ok((BYTE, Shape::empty())),
+            [one] => Ok((handle_of(one), self.bytes())),
+            _ => several_types(),
         }
-        let mut cells = Vec::new();
-        for element in 0..self.count as i64 {
-            let base = self.offset + element * self.of.extent;
-            cells.extend(parts.iter().map(|part| (base + part.offset, part.count as u64)));
-        }
-        Ok((handle_of(first.basic), cells))
     }
 
     /// Returns the predefined type of a value and an index of which the elements consist, and the positions of these pairs.
-    fn pairs(&self, op: Builtin) -> Outcome<(c_int, Vec<Cell>)> {
-        let (mut kind, mut cells) = (None, Vec::new());
+    fn pairs(&self, op: Builtin) -> Outcome<(c_int, Shape)> {
+        let (mut kind, mut runs) = (None, Vec::new());
         for element in 0..self.count as i64 {
             let base = self.offset + element * self.of.extent;
             let mut add = |pair: &Type, at: i64| {
                 let handle = pair.builtin_handle().filter(|handle| kind.is_none_or(|kind| kind == *handle));
-                cells.push((base + at, 1));
+                runs.push(Run { offset: base + at, len: pair.size() });
                 kind = handle;
                 handle.is_some()
             };
             if !self.of.each_predefined(0, &mut add) {
-                return fail(Class::Type, "a datatype with elements of several types cannot be accumulated");
+                return several_types();
             }
         }
-        let Some(kind) = kind else { return Ok((BYTE, Vec::new())) };
+        let Some(kind) = kind else { return Ok((BYTE, Shape::empty())) };
         let pair = datatype::lookup(kind)?;
         crate::numbers::check(op, &pair)?;
-        Ok((kind, cells))
+        Ok((kind, Shape::list(&runs)))
     }
 
     fn send(&self, message: Message<'_>) -> Outcome {
@@ -191,6 +177,10 @@ impl Target {
         let number = awaited(&operation);
         (operation, number)
     }
+}
+
+fn several_types<T>() -> Outcome<T> {
+    fail(Class::Type, "a datatype with elements of several types cannot be accumulated")
 }
 
 /// Returns a predefined type of this kind of number.
@@ -248,16 +238,15 @@ fn check_op(op: Builtin, of: c_int) -> Outcome {
 }
 
 fn putting(own: &Own, target: &Target, answered: bool) -> Outcome<Arc<Operation>> {
-    let (cells, data) = (target.bytes()?, own.packed());
+    let (shape, data) = (target.bytes(), own.packed());
     let (operation, number) = if answered { target.operation(None) } else { (Operation::new(None), 0) };
-    target.send(Message { of: BYTE, cells, data: &data, ..Message::plain(Kind::Put, 0, number) })?;
+    target.send(Message { of: BYTE, shape, data: &data, ..Message::plain(Kind::Put, 0, number) })?;
     Ok(operation)
 }
 
 fn getting(own: &Own, target: &Target) -> Outcome<Arc<Operation>> {
-    let cells = target.bytes()?;
     let (operation, number) = target.operation(Some(own.sink()));
-    target.send(Message { of: BYTE, cells, ..Message::plain(Kind::Get, 0, number) })?;
+    target.send(Message { of: BYTE, shape: target.bytes(), ..Message::plain(Kind::Get, 0, number) })?;
     target.limit(&operation, own.bytes())?;
     Ok(operation)
 }
@@ -271,8 +260,8 @@ fn accumulating(
     answered: bool,
 ) -> Outcome<Arc<Operation>> {
     let op = builtin(op)?;
-    let (of, cells) = target.elements(op)?;
-    if target.rank.is_some() && target.count > 0 && !cells.is_empty() {
+    let (of, shape) = target.elements(op)?;
+    if target.rank.is_some() && shape.bytes() > 0 {
         check_op(op, of)?;
     }
     let data = own.map_or_else(Vec::new, Own::packed);
@@ -280,13 +269,9 @@ fn accumulating(
         true => target.operation(result.map(Own::sink)),
         false => (Operation::new(None), 0),
     };
-    let message = Message {
-        op: 0x5800_0000 | op as c_int,
-        of,
-        cells,
-        data: &data,
-        ..Message::plain(Kind::Accumulate, 0, number)
-    };
+    let kind = if result.is_some() { Kind::Fetch } else { Kind::Accumulate };
+    let op = 0x5800_0000 | op as c_int;
+    let message = Message { op, of, shape, data: &data, ..Message::plain(kind, 0, number) };
     target.send(message)?;
     if let Some(result) = result {
         target.limit(&operation, result.bytes())?;
@@ -304,7 +289,12 @@ fn same_size(own: &Own, target: &Target) -> Outcome {
 
 unsafe fn requested(operation: Arc<Operation>, target: &Target, into: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise.
-    unsafe { put(into, request::register(Active::Window(operation), &target.window.comm)) }
+    unsafe {
+        put(
+            into,
+            request::register(Active::Window(operation, Arc::clone(&target.window)), &target.window.comm),
+        )
+    }
 }
 
 macro_rules! transfers {
@@ -489,7 +479,7 @@ pub unsafe fn compare_and_swap(
     target.leave(&operation);
     target.send(Message {
         of: handle_of(basic),
-        cells: vec![(target.offset, 1)],
+        shape: target.bytes(),
         data: &data,
         ..Message::plain(Kind::Swap, 0, number)
     })

@@ -1,5 +1,7 @@
 //! The encoding of messages between origins and targets of windows.
 
+use crate::datatype::Shape;
+
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -12,8 +14,10 @@ pub(super) enum Kind {
     Put,
     /// Asks for data.
     Get,
-    /// Combines data with the target's. If the message has a number, it also asks for the former contents.
+    /// Combines data with the target's.
     Accumulate,
+    /// Combines data with the target's, and asks for the former contents.
+    Fetch,
     /// Replaces the target's contents if they equal a given value.
     Swap,
     /// Asks for an answer, which comes when all earlier messages are done.
@@ -26,12 +30,13 @@ pub(super) enum Kind {
     Complete,
 }
 
-const KINDS: [Kind; 11] = [
+const KINDS: [Kind; 12] = [
     Kind::Answer,
     Kind::Refusal,
     Kind::Put,
     Kind::Get,
     Kind::Accumulate,
+    Kind::Fetch,
     Kind::Swap,
     Kind::Flush,
     Kind::Lock,
@@ -39,9 +44,6 @@ const KINDS: [Kind; 11] = [
     Kind::Post,
     Kind::Complete,
 ];
-
-/// Contiguous elements: their offset at the target and their number.
-pub(super) type Cell = (i64, u64);
 
 /// A message.
 #[derive(Debug)]
@@ -54,32 +56,31 @@ pub(super) struct Message<'a> {
     pub(super) window: u32,
     /// The number by which the answer names the operation; 0 if no answer is wanted.
     pub(super) number: u64,
-    /// Positions of the elements at the target.
-    pub(super) cells: Vec<Cell>,
+    /// Positions of the elements' data at the target. The `n` elements of a run of `n` times the type's size are consecutive, even if the
+    /// type has gaps.
+    pub(super) shape: Shape,
     pub(super) data: &'a [u8],
 }
 
 const HEAD_BYTES: usize = 32;
-const CELL_BYTES: usize = 16;
 
 impl<'a> Message<'a> {
     /// Makes a message without elements.
-    pub(super) const fn plain(kind: Kind, window: u32, number: u64) -> Self {
-        Self { kind, op: 0, of: 0, window, number, cells: Vec::new(), data: &[] }
+    pub(super) fn plain(kind: Kind, window: u32, number: u64) -> Self {
+        Self { kind, op: 0, of: 0, window, number, shape: Shape::empty(), data: &[] }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(HEAD_BYTES + self.cells.len() * CELL_BYTES + self.data.len());
+        let mut shape = Vec::new();
+        self.shape.encode(&mut shape);
+        let mut out = Vec::with_capacity(HEAD_BYTES + shape.len() + self.data.len());
         out.extend((self.kind as u32).to_le_bytes());
         out.extend(self.op.to_le_bytes());
         out.extend(self.of.to_le_bytes());
         out.extend(self.window.to_le_bytes());
         out.extend(self.number.to_le_bytes());
-        out.extend((self.cells.len() as u64).to_le_bytes());
-        for (offset, count) in &self.cells {
-            out.extend(offset.to_le_bytes());
-            out.extend(count.to_le_bytes());
-        }
+        out.extend((shape.len() as u64).to_le_bytes());
+        out.extend(shape);
         out.extend(self.data);
         out
     }
@@ -89,20 +90,14 @@ impl<'a> Message<'a> {
         let word = |at: usize| bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
         let long = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
         let kind = *KINDS.get(word(0)? as usize)?;
-        let cells = usize::try_from(long(24)?).ok()?;
-        let end = cells.checked_mul(CELL_BYTES)?.checked_add(HEAD_BYTES)?;
-        let data = bytes.get(end..)?;
-        let cell = |at: usize| {
-            let start = HEAD_BYTES + at * CELL_BYTES;
-            Some((long(start)? as i64, long(start + 8)?))
-        };
+        let (shape, data) = bytes.get(HEAD_BYTES..)?.split_at_checked(long(24)?.try_into().ok()?)?;
         Some(Self {
             kind,
             op: word(4)? as i32,
             of: word(8)? as i32,
             window: word(12)?,
             number: long(16)?,
-            cells: (0..cells).map(cell).collect::<Option<Vec<Cell>>>()?,
+            shape: Shape::decode(shape)?,
             data,
         })
     }
@@ -113,18 +108,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::datatype::Run;
 
     proptest! {
         /// Peers may send anything. A message that is understood has nothing that its bytes do not say.
         #[test]
         fn any_bytes_are_read_or_refused(
-            kind in 0_u32..12,
-            cells in prop_oneof![0_u64..4, any::<u64>()],
+            kind in 0_u32..13,
+            shape in prop_oneof![Just(8_u64), Just(48_u64), any::<u64>()],
             middle in any::<[u8; 20]>(),
-            rest in prop::collection::vec(any::<u8>(), 0..100),
+            rest in prop::collection::vec(prop_oneof![0_u64..4, any::<u64>()], 0..12),
             length in 0_usize..140,
         ) {
-            let mut bytes = [&kind.to_le_bytes()[..], &middle, &cells.to_le_bytes(), &rest].concat();
+            let rest: Vec<u8> = rest.into_iter().flat_map(u64::to_le_bytes).collect();
+            let mut bytes = [&kind.to_le_bytes()[..], &middle, &shape.to_le_bytes(), &rest].concat();
             bytes.truncate(length);
             if let Some(message) = Message::decode(&bytes) {
                 prop_assert_eq!(message.encode(), bytes);
@@ -138,15 +135,15 @@ mod tests {
             let message = Message {
                 op: 3,
                 of: 7,
-                cells: vec![(-8, 2), (1 << 40, 1)],
+                shape: Shape::list(&[Run { offset: -8, len: 8 }, Run { offset: 1 << 40, len: 4 }]),
                 data: b"abc",
                 ..Message::plain(kind, 9, 11)
             };
             let bytes = message.encode();
             let read = Message::decode(&bytes).expect("a message");
             assert_eq!((read.kind, read.op, read.of, read.window, read.number), (kind, 3, 7, 9, 11));
-            assert_eq!((read.cells, read.data), (message.cells, message.data));
-            assert!(Message::decode(&bytes[..40]).is_none(), "its cells are cut off");
+            assert_eq!((read.shape, read.data), (message.shape, message.data));
+            assert!(Message::decode(&bytes[..40]).is_none(), "its positions are cut off");
         }
         let mut huge = Message::plain(Kind::Put, 0, 0).encode();
         huge[24..32].fill(0xff);
