@@ -109,6 +109,34 @@ fn the_time_out_of_an_awaited_handle_holds_while_a_thread_drives() {
 }
 
 #[test]
+fn a_rank_that_has_left_is_noticed_by_every_task_that_needs_it() {
+    for transport in [TransportKind::Shm, TransportKind::Tcp] {
+        let (over, is_over) = mpsc::channel();
+        let is_over = Mutex::new(is_over);
+        Cluster::with_config(3, &only(transport, 3 * LONG), |comm| {
+            comm.barrier().expect("all are there");
+            if comm.rank() == 1 {
+                return is_over.lock().expect("no panic").recv_timeout(3 * LONG).expect("rank 0 has ended");
+            }
+            if comm.rank() == 2 {
+                return;
+            }
+            // Rank 1 may send it at any time.
+            let mut control = comm.recv_tagged_start(vec![0_u8], 1, 7).expect("starts");
+            poll(&mut control, Arc::new(Tells(Mutex::new(mpsc::channel().0))));
+            let mut sum = comm.all_reduce_start(vec![1_i32; 8], ReduceOp::Sum).expect("starts");
+            let (woken, is_woken) = mpsc::channel();
+            poll(&mut sum, Arc::new(Tells(Mutex::new(woken))));
+            is_woken.recv_timeout(LONG).unwrap_or_else(|_| panic!("{transport:?}: the task sleeps"));
+            let error = sum.wait().expect_err("rank 2 has left");
+            assert!(matches!(&error, Error::PeerLost { peer: 2, .. }), "{transport:?}: {error}");
+            over.send(()).expect("rank 1 listens");
+        })
+        .expect("the cluster");
+    }
+}
+
+#[test]
 fn a_started_collective_ends_though_nobody_waits_for_it() {
     for transport in [TransportKind::Shm, TransportKind::Tcp] {
         let config = Config { transports: Transports::Only(vec![transport]), ..Config::default() };

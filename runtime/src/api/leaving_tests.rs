@@ -66,7 +66,7 @@ fn nobody_is_asked_about_a_message_that_is_only_polled() {
     Cluster::local(2, |comm| {
         let message = comm.recv_start(vec![0_u8], 1 - comm.rank()).expect("starts");
         assert!(!message.is_done());
-        assert!(comm.shared.core().polled_wait_for().is_empty());
+        assert!(comm.shared.core().awaited_wait_for().is_empty());
         comm.barrier().expect("both come");
         comm.send(&[1_u8], 1 - comm.rank()).expect("sent");
         message.wait().expect("received");

@@ -201,8 +201,8 @@ struct Driver<'a, G> {
     asked_at: Option<Instant>,
     /// Whether the board shows other ranks what this thread waits for.
     shows_wait: bool,
-    /// Whether the last question has found that a rank has left which only a polled collective needs.
-    suspects_polled: bool,
+    /// Whether the last question has found that a rank has left which only other operations need: awaited or polled ones.
+    suspects_others: bool,
 }
 
 impl<'a, G: Goal> Driver<'a, G> {
@@ -216,7 +216,7 @@ impl<'a, G: Goal> Driver<'a, G> {
             is_short: is_short(waited),
             asked_at: None,
             shows_wait: false,
-            suspects_polled: false,
+            suspects_others: false,
         }
     }
 
@@ -356,17 +356,17 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         }
         let needs = if goal.is_from_any(&core) { Awaits::Any } else { Awaits::All };
         drop(core);
-        let suspects_polled = std::mem::take(&mut self.suspects_polled);
+        let suspects_others = std::mem::take(&mut self.suspects_others);
         let is_over = |core: &Core| goal.operation().is_some_and(|id| core.engine.is_done(id));
         let own = |core: &Core| if is_over(core) { Vec::new() } else { goal.waiting_for(core) };
-        let found = asking::examine(shared, waited, needs, own, suspected.filter(|_| !suspects_polled))?;
+        let found = asking::examine(shared, waited, needs, own, suspected.filter(|_| !suspects_others))?;
         if found.is_some() {
             return Ok(found);
         }
-        // No thread waits for the collectives that the program polls.
-        let suspected = suspected.filter(|_| suspects_polled);
-        let found = asking::examine(shared, waited, Awaits::Polled, Core::polled_wait_for, suspected)?;
-        self.suspects_polled = found.is_some();
+        // No thread waits for the operations that tasks await or the program polls.
+        let suspected = suspected.filter(|_| suspects_others);
+        let found = asking::examine(shared, waited, Awaits::Others, Core::awaited_wait_for, suspected)?;
+        self.suspects_others = found.is_some();
         Ok(found)
     }
 
@@ -384,7 +384,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
             self.core = Some(core);
             return for_so_long < limit;
         }
-        let peers = if self.suspects_polled { core.polled_wait_for() } else { self.goal.waiting_for(&core) };
+        let peers = if self.suspects_others { core.awaited_wait_for() } else { self.goal.waiting_for(&core) };
         let is_outrun = for_so_long < shared.world.control.dead_after()
             && peers
                 .iter()
