@@ -429,6 +429,11 @@ fn sleep<'a>(
     operation: Option<Id>,
     turn: Option<u64>,
 ) -> CoreGuard<'a> {
+    if core.engine.has_released() {
+        // An owner may have the last handle of the communicator, whose end frees the words to sleep on.
+        drop(core);
+        return shared.core();
+    }
     if core.engine.is_copying() || core.exchange.as_ref().is_some_and(|exchange| exchange.is_copying()) {
         // Copies send no notification of their end.
         drop(core);
@@ -462,7 +467,8 @@ fn sleep<'a>(
     let has_arrived =
         |core: &mut Core| core.exchange.as_mut().is_some_and(|exchange| exchange.has_arrived(turn));
     let is_over = |core: &Core| operation.is_some_and(|id| core.engine.is_done(id));
-    if core.progress() || moved || is_over(&core) || has_arrived(&mut core) {
+    let has_moved = core.progress() || moved || core.engine.has_released();
+    if has_moved || is_over(&core) || has_arrived(&mut core) {
         core.disarm();
         return if shared.is_wanted() { shared.give_way(core) } else { core };
     }
@@ -472,10 +478,15 @@ fn sleep<'a>(
     };
     let limit = shared.policy.sleep_max;
     core.sleepers.add(operation, by);
+    #[cfg(test)]
+    armed::set(true);
     drop(core);
+    #[cfg(test)]
+    armed::set(false);
     shared.policy.before_sleep();
     // SAFETY: the words lie in mappings that the endpoints hold. The endpoints live in the core of `shared` until
-    // `close::release_links`, which waits until no thread drives; the helper has ended before it.
+    // `close::release_links`, which waits until no thread drives; the helper has ended before it, unless the helper itself
+    // closes. It does so only where it drops owners: not since it has armed, as `owner_tests` checks.
     let words: Vec<_> = words.iter().map(|(word, value)| (unsafe { &**word }, *value)).collect();
     // SAFETY: as above: the endpoints own the descriptors.
     let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
@@ -510,6 +521,25 @@ fn sleep_until_turn<'a>(shared: &'a Shared, core: CoreGuard<'a>) -> CoreGuard<'a
     shared.policy.before_sleep();
     turnstile.sleep(over);
     shared.core()
+}
+
+#[cfg(test)]
+pub(crate) mod armed {
+    //! Whether this thread has taken words to sleep on, and releases the core for its sleep.
+
+    use std::cell::Cell;
+
+    thread_local! {
+        static IS_ARMED: Cell<bool> = const { Cell::new(false) };
+    }
+
+    pub(super) fn set(is_armed: bool) {
+        IS_ARMED.set(is_armed);
+    }
+
+    pub(crate) fn is() -> bool {
+        IS_ARMED.get()
+    }
 }
 
 #[cfg(test)]
