@@ -556,6 +556,9 @@ public:
         return request;
     }
 
+    /** A temporary would end before the request. */
+    template <class B> Request send_start(const B &&buffer, int to, std::uint32_t tag = 0) const = delete;
+
     /** Starts a receive, from a rank or KOLO_ANY_SOURCE. The buffer must outlive the request. */
     template <class B> Request recv_start(B &buffer, int from, std::uint32_t tag = 0) const {
         auto view = detail::writable(buffer);
