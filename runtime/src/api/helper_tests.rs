@@ -11,7 +11,7 @@ use super::work::Work;
 use crate::config::{Config, TransportKind, Transports};
 use crate::control::{AbortCause, AbortKind};
 use crate::drive;
-use crate::error::{Error, LossCause, Result};
+use crate::error::{AbortReason, Error, LossCause, Result};
 use crate::types::ReduceOp;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -103,7 +103,36 @@ fn the_time_out_of_an_awaited_handle_holds_while_a_thread_drives() {
         let mut never = comm.recv_tagged_start(vec![0_u8], 1, 7).expect("starts");
         poll(&mut never, Arc::new(Tells(Mutex::new(mpsc::channel().0))));
         let error = probe().expect_err("the awaited receive has timed out");
-        assert!(matches!(&error, Error::Timeout { after, .. } if *after == timeout), "{error}");
+        assert!(matches!(&error, Error::Aborted { kind: AbortReason::Timeout, .. }), "{error}");
+        assert!(
+            error.to_string().contains(" recv #1 of 1 bytes of u8 from rank 1 with tag 7 did not"),
+            "{error}"
+        );
+    })
+    .expect("the cluster");
+}
+
+/// Messages and other calls have no number by which they are told apart.
+#[test]
+fn only_the_call_that_has_waited_reports_its_time_out() {
+    Cluster::local(2, |comm| {
+        if comm.rank() == 1 {
+            comm.probe(Some(0), 0..=0).expect_err("rank 0 gives up");
+            return;
+        }
+        let never = comm.recv_tagged_start(vec![0_u8], 1, 7).expect("starts");
+        let error = never.wait_within(Duration::ZERO).expect_err("nothing comes");
+        assert!(matches!(&error, Error::Timeout { after, .. } if after.is_zero()), "{error}");
+        let later = [
+            comm.register(vec![0_u8]).expect_err("the communicator has ended"),
+            comm.send(&[0_u8], 1).expect_err("the communicator has ended"),
+            comm.probe_now(None, 0..=0).expect_err("the communicator has ended"),
+        ];
+        for error in later {
+            assert!(matches!(&error, Error::Aborted { kind: AbortReason::Timeout, .. }), "{error}");
+            let told = "rank 0: recv #1 of 1 bytes of u8 from rank 1 with tag 7 did not finish in time";
+            assert!(error.to_string().contains(told), "{error}");
+        }
     })
     .expect("the cluster");
 }

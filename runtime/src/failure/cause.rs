@@ -56,11 +56,13 @@ impl Cause {
             }
             Self::Mismatch { peer, theirs, .. } => Error::Mismatch { context, peer, theirs },
             Self::PeerLost { peer, cause } => cause.error(context, peer),
-            Self::Timeout { after, waiting_for, sequence, .. } if sequence == context.sequence => {
-                Error::Timeout { context, after, waiting_for }
-            }
-            Self::Timeout { ref operation, sequence, .. } => {
-                let reason = format!("{operation}, operation #{sequence}, did not finish in time");
+            Self::Timeout { after, waiting_for, operation, sequence } => {
+                // Messages and other calls have no number.
+                if sequence == context.sequence && operation == context.operation {
+                    return Error::Timeout { context, after, waiting_for };
+                }
+                let number = if sequence == 0 { String::new() } else { format!(", operation #{sequence},") };
+                let reason = format!("{operation}{number} did not finish in time");
                 Error::Aborted { context, by: rank, kind: AbortReason::Timeout, reason }
             }
             Self::Aborted { by, kind, reason } => Error::Aborted { context, by, kind, reason },
