@@ -902,7 +902,10 @@ typedef struct koloRegistration *koloRegistration_t;
  */
 koloResult_t koloCommRegister(koloComm_t comm, void *memory, size_t bytes, koloRegistration_t *registration);
 
-/** Undoes koloCommRegister; *registration becomes NULL. Nothing happens if it is NULL. */
+/**
+ * Undoes koloCommRegister; *registration becomes NULL. Nothing happens if it is NULL. comm may be NULL, after
+ * koloCommDestroy.
+ */
 koloResult_t koloCommDeregister(koloComm_t comm, koloRegistration_t *registration);
 
 #ifdef __cplusplus
