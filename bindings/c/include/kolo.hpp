@@ -250,7 +250,10 @@ private:
     koloRequest_t handle_ = nullptr;
 };
 
-/** A group of ranks that communicate. The destructor destroys it, and waits at most 5 s until all sent data has left. */
+/**
+ * A group of ranks that communicate. The destructor destroys it, and waits at most 5 s until all sent data has left and, if it is
+ * the last one of world rank 0, until the other ranks have said goodbye.
+ */
 class Communicator {
 public:
     Communicator(Communicator &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
