@@ -449,13 +449,7 @@ fn sleep<'a>(
         core.engine.disarm();
         moved = core.progress();
     }
-    let mut words: Vec<(*const AtomicU32, u32)> = Vec::new();
-    let mut fds: Vec<RawFd> = Vec::new();
-    let by = core.engine.arm(|armed| match armed {
-        Armed::Idle => {}
-        Armed::Word(word, value) => words.push((word, value)),
-        Armed::Fd(fd) => fds.push(AsRawFd::as_raw_fd(&fd)),
-    });
+    let (by, mut words, fds) = arm(&mut core);
     if by == ParkBy::Fd && core.sleepers.sleep_on_words() {
         // Peers would wake them by descriptor, so they announce their sleep anew, by descriptor too.
         core.engine.disarm();
@@ -478,11 +472,7 @@ fn sleep<'a>(
     };
     let limit = shared.policy.sleep_max;
     core.sleepers.add(operation, by);
-    #[cfg(test)]
-    armed::set(true);
-    drop(core);
-    #[cfg(test)]
-    armed::set(false);
+    release_armed(core);
     shared.policy.before_sleep();
     // SAFETY: the words lie in mappings that the endpoints hold. The endpoints live in the core of `shared` until
     // `close::release_links`, which waits until no thread drives; the helper has ended before it, unless the helper itself
@@ -499,6 +489,26 @@ fn sleep<'a>(
     core.sleepers.remove(operation);
     core.disarm();
     core
+}
+
+/// Arms the links. Returns how the thread sleeps, and on which words or descriptors.
+fn arm(core: &mut Core) -> (ParkBy, Vec<(*const AtomicU32, u32)>, Vec<RawFd>) {
+    let (mut words, mut fds): (Vec<(*const AtomicU32, u32)>, Vec<RawFd>) = (Vec::new(), Vec::new());
+    let by = core.engine.arm(|armed| match armed {
+        Armed::Idle => {}
+        Armed::Word(word, value) => words.push((word, value)),
+        Armed::Fd(fd) => fds.push(AsRawFd::as_raw_fd(&fd)),
+    });
+    (by, words, fds)
+}
+
+/// Releases the core of a thread that is about to sleep, in which no owner waits to be dropped.
+fn release_armed(core: CoreGuard<'_>) {
+    #[cfg(test)]
+    armed::set(true);
+    drop(core);
+    #[cfg(test)]
+    armed::set(false);
 }
 
 /// Sleeps until one of these words changes, or briefly if there is none. The bits count where there is one word.
