@@ -227,10 +227,10 @@ impl<'a, G: Goal> Driver<'a, G> {
     /// Shows other ranks what this thread waits for, unless it is the call that was started last: the board shows that.
     fn show_wait(&mut self) {
         let board = self.shared.membership.board();
-        let text = match self.waited.sequence {
-            0 if self.waited.is_message() => self.waited.to_string(),
-            number if number > 0 && number < board.started() => format!("#{number} {}", self.waited),
-            _ => return,
+        let text = match self.waited {
+            Waited::Call(summary, Some(number)) if number < board.started() => format!("#{number} {summary}"),
+            Waited::Message(..) => self.waited.to_string(),
+            Waited::Call(..) | Waited::Other(_) => return,
         };
         self.shows_wait = true;
         board.waits_in(Some(text));
