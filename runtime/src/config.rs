@@ -18,7 +18,7 @@ use kolo_transport::rdma::Keep;
 use kolo_transport::shm::Stores;
 
 use crate::error::{Error, Result};
-use crate::job::DEFAULT_JOIN_TIMEOUT;
+use crate::job::{DEFAULT_JOIN_TIMEOUT, MOST_PATIENCE};
 use crate::plans::LoadedPlans;
 use crate::profile::Loaded;
 
@@ -239,7 +239,7 @@ impl Config {
         config.socket_interfaces = get("KOLO_SOCKET_IFNAME");
         config.port_range = get("KOLO_PORT_RANGE").map(|value| parse_port_range(&value)).transpose()?;
         config.socket_congestion = get("KOLO_SOCKET_CONGESTION");
-        config.socket_streams = small("KOLO_SOCKET_STREAMS", 8)?.map(|streams| streams.max(1));
+        config.socket_streams = small("KOLO_SOCKET_STREAMS", 8)?;
         config.socket_pacing = auto_or_off("KOLO_SOCKET_PACING", &get)?;
         config.ib_adapters = get("KOLO_IB_HCA");
         config.ib_library = get("KOLO_IBVERBS_LIB");
@@ -247,7 +247,7 @@ impl Config {
         config.ib_gid_index = small("KOLO_IB_GID_INDEX", 255)?;
         config.ib_traffic_class = small("KOLO_IB_TC", 255)?.unwrap_or(config.ib_traffic_class);
         config.ib_service_level = small("KOLO_IB_SL", 15)?.unwrap_or(config.ib_service_level);
-        config.ib_queue_pairs = small("KOLO_IB_QPS", 8)?.map_or(config.ib_queue_pairs, |pairs| pairs.max(1));
+        config.ib_queue_pairs = small("KOLO_IB_QPS", 8)?.unwrap_or(config.ib_queue_pairs);
         if let Some(value) = get("KOLO_GDR") {
             config.gdr = value.parse().map_err(|expected| invalid("KOLO_GDR", &value, expected))?;
         }
@@ -264,8 +264,8 @@ impl Config {
                 value.parse().map_err(|expected| invalid("KOLO_SHM_STORES", &value, expected))?;
         }
         config.shm_single_copy = auto_or_off("KOLO_SHM_SINGLE_COPY", &get)?;
-        config.segment_bytes = number("KOLO_SEGMENT_BYTES")?.map(|bytes| bytes.max(1));
-        config.window = number("KOLO_WINDOW")?.map(|segments| segments.max(1));
+        config.segment_bytes = number("KOLO_SEGMENT_BYTES")?;
+        config.window = number("KOLO_WINDOW")?;
         config.exchange_bytes = number("KOLO_EXCHANGE_BYTES")?;
         config.one_shot_bytes = number("KOLO_ONE_SHOT_BYTES")?;
         config.symmetric_bytes = number("KOLO_SYMMETRIC_BYTES")?;
@@ -277,7 +277,7 @@ impl Config {
         config.profile = get("KOLO_PROFILE").map(Loaded::read).transpose()?;
         config.plans =
             get("KOLO_PLAN").map_or_else(|| Ok(Vec::new()), |paths| LoadedPlans::read_all(&paths))?;
-        Ok(config)
+        config.checked()
     }
 }
 
@@ -323,20 +323,27 @@ fn only_unicode(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Re
 }
 
 impl Config {
-    /// Refuses times of 0, as the variables do: the first call that has to wait would end the job.
-    pub(crate) fn check_times(&self) -> Result<()> {
+    /// Refuses times of 0, as the variables do: the first call that has to wait would end the job. Brings the other
+    /// values within their limits, whether they come from variables or from the program.
+    pub(crate) fn checked(mut self) -> Result<Self> {
         let times = [
             ("timeout (KOLO_TIMEOUT)", self.timeout),
             ("silent_after (KOLO_SILENT_AFTER)", self.silent_after),
         ];
-        match times.into_iter().find(|(_, time)| time.is_zero()) {
-            None => Ok(()),
-            Some((setting, _)) => Err(Error::configuration(
+        if let Some((setting, _)) = times.into_iter().find(|(_, time)| time.is_zero()) {
+            return Err(Error::configuration(
                 setting,
                 "a time of 0 leaves nothing to wait for",
                 "Use a time above 0; Duration::MAX sets no limit",
-            )),
+            ));
         }
+        // Other times are added to it.
+        self.silent_after = self.silent_after.min(MOST_PATIENCE);
+        self.socket_streams = self.socket_streams.map(|streams| streams.max(1));
+        self.ib_queue_pairs = self.ib_queue_pairs.max(1);
+        self.segment_bytes = self.segment_bytes.map(|bytes| bytes.max(1));
+        self.window = self.window.map(|segments| segments.max(1));
+        Ok(self)
     }
 }
 

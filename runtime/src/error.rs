@@ -255,6 +255,11 @@ impl ErrorContext {
     pub(crate) fn unnumbered(rank: u32, operation: impl Into<String>) -> Self {
         Self { rank, operation: operation.into(), sequence: 0 }
     }
+
+    /// Returns the number of the operation, if it has one.
+    pub(crate) fn number(&self) -> Option<u64> {
+        (self.sequence > 0).then_some(self.sequence)
+    }
 }
 
 impl fmt::Display for ErrorContext {
@@ -266,8 +271,8 @@ impl fmt::Display for ErrorContext {
         if !self.operation.is_empty() {
             write!(f, ", {}", self.operation)?;
         }
-        if self.sequence != 0 {
-            write!(f, ", operation #{}", self.sequence)?;
+        if let Some(number) = self.number() {
+            write!(f, ", operation #{number}")?;
         }
         Ok(())
     }

@@ -85,3 +85,26 @@ pub fn stop(after: Duration) {
     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP)
         .expect("a process may signal itself");
 }
+
+/// Makes a system call fail with EPERM in this thread and in those that it starts from now on, as the filters of
+/// containers do.
+///
+/// # Panics
+/// If the system has no such filters.
+pub fn refuse(call: libc::c_long) {
+    let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        // Loads the number of the system call.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32, 0, 1),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the kernel copies the filter, which is well-formed or refused.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program), 0, "no seccomp here");
+    }
+}

@@ -1,11 +1,13 @@
-//! Cost of joining by the number of ranks: bytes through rank 0, descriptors, threads. This test ignores times;
-//! `benches/src/bin/growth.rs` measures them.
+//! Cost of joining by the number of ranks: bytes through rank 0, descriptors, threads. These tests ignore times;
+//! `benches/src/bin/growth.rs` measures them. The cost of changes of a group, which must leave nothing behind.
 
 use std::process::Command;
 use std::sync::Barrier;
+use std::time::{Duration, Instant};
 
-use kolo::ReduceOp;
+use kolo::{Communicator, ReduceOp};
 use kolo_tests::arrangement::Arrangement;
+use kolo_tests::processes::{Job, environment};
 use kolo_tests::system::Holdings;
 use kolo_tests::watchdog::bounded;
 
@@ -69,4 +71,50 @@ fn what_joining_costs_grows_with_the_table_of_addresses_and_little_else() {
         assert!(holdings.descriptors < RANKS as usize * sockets, "{arrangement:?}: {holdings:?}");
         assert!(holdings.threads <= RANKS as usize + 4, "{arrangement:?}: {holdings:?}");
     }
+}
+
+/// Shrinks a healthy group this many times, each time leaving the group before.
+const SHRINKS: usize = 50;
+
+#[test]
+fn a_group_that_has_changed_leaves_nothing_behind() {
+    if std::env::var_os("KOLO_TEST_CHANGES").is_some() {
+        let descriptors = left_by_changes().expect("all live");
+        // The test's name precedes the line.
+        println!("\n@left {descriptors:?}");
+        return;
+    }
+    bounded("changes", || {
+        let this = std::env::current_exe().expect("this program");
+        let this = this.to_str().expect("a name in UTF-8");
+        let only = ["--exact", "a_group_that_has_changed_leaves_nothing_behind", "--nocapture"];
+        let mut job = Job::start(this, 3, 3, &only, |rank| {
+            let mut settings = environment(Arrangement::Exchange, rank);
+            settings.push(("KOLO_TEST_CHANGES", "1".to_owned()));
+            settings
+        });
+        let left = job.expect_all("@left ");
+        println!("descriptors before and after {SHRINKS} shrinks: {left:?}");
+        assert!(job.ended().iter().all(|succeeded| *succeeded));
+    });
+}
+
+/// Returns the numbers of descriptors before and after the changes.
+fn left_by_changes() -> kolo::Result<(usize, usize)> {
+    // The first change opens descriptors that the process keeps.
+    let mut comm = Communicator::from_env()?.shrink()?;
+    let before = Holdings::now().descriptors;
+    for _ in 0..SHRINKS {
+        comm = comm.shrink()?;
+    }
+    // Connections end a little after their communicator.
+    let until = Instant::now() + Duration::from_secs(10);
+    let mut after = Holdings::now().descriptors;
+    while after > before + 4 && Instant::now() < until {
+        std::thread::yield_now();
+        after = Holdings::now().descriptors;
+    }
+    assert!(after <= before + 4, "{before} descriptors before {SHRINKS} shrinks, {after} after them");
+    comm.barrier()?;
+    Ok((before, after))
 }

@@ -14,22 +14,9 @@ use fake::{Fake, Knob};
 
 /// Makes userfaultfd fail with EPERM in this thread and in those that it starts from now on.
 fn refuse_userfaultfd() {
-    let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    let mut filter = [
-        // Loads the number of the system call.
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_userfaultfd as u32, 0, 1),
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the kernel copies the filter, which is well-formed or refused.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let mode = libc::SECCOMP_MODE_FILTER;
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program), 0, "no seccomp here");
-        assert_eq!(libc::syscall(libc::SYS_userfaultfd, 0), -1);
-    }
+    kolo_tests::system::refuse(libc::SYS_userfaultfd);
+    // SAFETY: the kernel refuses the call.
+    unsafe { assert_eq!(libc::syscall(libc::SYS_userfaultfd, 0), -1) };
 }
 
 fn all_reduce(comm: &Communicator, data: &mut [u8]) {

@@ -1,5 +1,6 @@
 /*
- * Goes on when ranks die, and admits newcomers. Each step is a sum, done by all live ranks or by none.
+ * Goes on when ranks die, and admits newcomers. Each step is a sum, done by all live ranks or by none. Arguments: the steps, and
+ * the most ranks.
  *
  *     kolo run -n 4 --elastic 2:4 ./elastic 100000        and kill -9 one of them: it is started again, and gets the state
  */
@@ -28,7 +29,7 @@ static void become(koloComm_t *comm, koloComm_t next, const char *how) {
 
 int main(int argc, char **argv) {
     const int64_t steps = argc > 1 ? atol(argv[1]) : 1000;
-    const int most = 8;
+    const int most = argc > 2 ? atoi(argv[2]) : 8;
     static float weights[COUNT], gradients[COUNT], sum[COUNT];
     koloPart_t parts[1] = {{"weights", weights, sizeof weights}};
     koloComm_t comm;
@@ -53,15 +54,16 @@ int main(int argc, char **argv) {
         /* Ranks that are still in the step may wait for this one. */
         if (done != KOLO_SUCCESS) check(koloCommRevoke(comm), "revoking");
         check(koloCommWaiting(comm, &waiting), "waiting");
-        /* The bits mean: this rank's step is done; no newcomer waits at its port. The agreement keeps the bits that all ranks set. */
-        flags = (uint64_t)(done == KOLO_SUCCESS ? 1 : 0) | (uint64_t)(waiting == 0 ? 2 : 0);
+        check(koloCommSize(comm, &size), "size");
+        /* The bits mean: this rank's step is done; no newcomer is to come in from its port. The agreement keeps the bits that all
+           ranks set. */
+        flags = (uint64_t)(done == KOLO_SUCCESS ? 1 : 0) | (uint64_t)(waiting == 0 || size >= most ? 2 : 0);
         check(koloCommAgree(comm, &flags, NULL), "agreeing");
         if ((flags & 1) == 0) {
             check(koloCommShrink(comm, &next), "shrinking");
             become(&comm, next, "a loss");
             continue;
         }
-        check(koloCommSize(comm, &size), "size");
         for (int i = 0; i < COUNT; i++) weights[i] += sum[i] / (float)size;
         check(koloStateAdvance(state), "the next step");
         step++;

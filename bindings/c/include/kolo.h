@@ -253,9 +253,10 @@ koloResult_t koloCommSplit(koloComm_t comm, int color, int key, koloComm_t *resu
 koloResult_t koloCommGroup(koloComm_t comm, const int *ranks, size_t count, koloComm_t *result);
 
 /**
- * Waits a short time (at most 5 s) until all sent data has left, says goodbye to the other ranks and frees the
- * communicator; *comm becomes NULL. Local: it does not wait for other ranks. Communicators that were split off it remain
- * usable. Nothing happens if *comm is NULL.
+ * Waits a short time until all sent data has left, says goodbye to the other ranks and frees the communicator; *comm becomes
+ * NULL. The last communicator of world rank 0, which carries the goodbyes, also waits for those of the other ranks. Waits at
+ * most 5 s in all. Otherwise local: it does not wait for other ranks. Communicators that were split off it remain usable.
+ * Nothing happens if *comm is NULL.
  * Requests of the communicator must still be given to koloWait or koloRequestFree.
  */
 koloResult_t koloCommDestroy(koloComm_t *comm);
@@ -902,7 +903,10 @@ typedef struct koloRegistration *koloRegistration_t;
  */
 koloResult_t koloCommRegister(koloComm_t comm, void *memory, size_t bytes, koloRegistration_t *registration);
 
-/** Undoes koloCommRegister; *registration becomes NULL. Nothing happens if it is NULL. */
+/**
+ * Undoes koloCommRegister; *registration becomes NULL. Nothing happens if it is NULL. comm may be NULL, after
+ * koloCommDestroy.
+ */
 koloResult_t koloCommDeregister(koloComm_t comm, koloRegistration_t *registration);
 
 #ifdef __cplusplus

@@ -250,7 +250,10 @@ private:
     koloRequest_t handle_ = nullptr;
 };
 
-/** A group of ranks that communicate. The destructor destroys it, and waits at most 5 s until all sent data has left. */
+/**
+ * A group of ranks that communicate. The destructor destroys it, and waits at most 5 s until all sent data has left and, if it is
+ * the last one of world rank 0, until the other ranks have said goodbye.
+ */
 class Communicator {
 public:
     Communicator(Communicator &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
@@ -555,6 +558,9 @@ public:
                                     request.put()));
         return request;
     }
+
+    /** A temporary would end before the request. */
+    template <class B> Request send_start(const B &&buffer, int to, std::uint32_t tag = 0) const = delete;
 
     /** Starts a receive, from a rank or KOLO_ANY_SOURCE. The buffer must outlive the request. */
     template <class B> Request recv_start(B &buffer, int from, std::uint32_t tag = 0) const {

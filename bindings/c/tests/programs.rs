@@ -79,6 +79,11 @@ fn survivors() {
 }
 
 #[test]
+fn a_full_group_goes_on_while_a_newcomer_waits() {
+    in_both_ways("elastic", 3, &[&["50", "3"]]);
+}
+
+#[test]
 fn after_fork() {
     let cases: Vec<[&str; 2]> = ["call", "new", "destroy", "exit"]
         .into_iter()

@@ -11,7 +11,6 @@ use crate::config::{Config, Elastic, check_unicode};
 use crate::control::{Control, ControlRuntime, Invitation};
 use crate::error::{Error, Result};
 use crate::files::own_text_of;
-use crate::job::MOST_PATIENCE;
 use crate::join::{JoinSpec, process_environment};
 
 /// Settings for joining a communicator.
@@ -91,7 +90,7 @@ impl CommunicatorBuilder {
     /// See [`CommunicatorBuilder::connect`].
     #[doc(hidden)]
     pub fn connect_by(self, environment: &dyn Fn(&str) -> Option<String>) -> Result<Communicator> {
-        let config = bounded(self.config.map_or_else(|| Config::from_lookup(environment), Ok)?);
+        let config = self.config.map_or_else(|| Config::from_lookup(environment), Config::checked)?;
         let elastic = Elastic::from_lookup(environment)?;
         let source = || self.invitation.map(Source::Given).or_else(|| Source::find(environment));
         if self.spec.is_none()
@@ -123,7 +122,7 @@ impl CommunicatorBuilder {
     /// See [`Communicator::from_env`].
     #[doc(hidden)]
     pub fn over(self, control: Control) -> Result<Communicator> {
-        let config = bounded(self.config.map_or_else(Config::from_env, Ok)?);
+        let config = self.config.map_or_else(Config::from_env, Ok)?;
         make(control, config, Elastic::default(), Instant::now())
     }
 }
@@ -183,11 +182,6 @@ fn slot_of(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<u32>> 
         text.trim().parse().map_err(|_| wrong())
     };
     text.map(number).transpose()
-}
-
-/// Bounds the times to which others are added.
-fn bounded(config: Config) -> Config {
-    config.with(|config| config.silent_after = config.silent_after.min(MOST_PATIENCE))
 }
 
 fn make(control: Control, config: Config, elastic: Elastic, started: Instant) -> Result<Communicator> {

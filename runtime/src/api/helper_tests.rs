@@ -11,7 +11,7 @@ use super::work::Work;
 use crate::config::{Config, TransportKind, Transports};
 use crate::control::{AbortCause, AbortKind};
 use crate::drive;
-use crate::error::{Error, LossCause, Result};
+use crate::error::{AbortReason, Error, LossCause, Result};
 use crate::types::ReduceOp;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -103,9 +103,66 @@ fn the_time_out_of_an_awaited_handle_holds_while_a_thread_drives() {
         let mut never = comm.recv_tagged_start(vec![0_u8], 1, 7).expect("starts");
         poll(&mut never, Arc::new(Tells(Mutex::new(mpsc::channel().0))));
         let error = probe().expect_err("the awaited receive has timed out");
-        assert!(matches!(&error, Error::Timeout { after, .. } if *after == timeout), "{error}");
+        assert!(matches!(&error, Error::Aborted { kind: AbortReason::Timeout, .. }), "{error}");
+        assert!(
+            error.to_string().contains(" recv #1 of 1 bytes of u8 from rank 1 with tag 7 did not"),
+            "{error}"
+        );
     })
     .expect("the cluster");
+}
+
+/// Messages and other calls have no number by which they are told apart.
+#[test]
+fn only_the_call_that_has_waited_reports_its_time_out() {
+    Cluster::local(2, |comm| {
+        if comm.rank() == 1 {
+            comm.probe(Some(0), 0..=0).expect_err("rank 0 gives up");
+            return;
+        }
+        let never = comm.recv_tagged_start(vec![0_u8], 1, 7).expect("starts");
+        let error = never.wait_within(Duration::ZERO).expect_err("nothing comes");
+        assert!(matches!(&error, Error::Timeout { after, .. } if after.is_zero()), "{error}");
+        let later = [
+            comm.register(vec![0_u8]).expect_err("the communicator has ended"),
+            comm.send(&[0_u8], 1).expect_err("the communicator has ended"),
+            comm.probe_now(None, 0..=0).expect_err("the communicator has ended"),
+        ];
+        for error in later {
+            assert!(matches!(&error, Error::Aborted { kind: AbortReason::Timeout, .. }), "{error}");
+            let told = "rank 0: recv #1 of 1 bytes of u8 from rank 1 with tag 7 did not finish in time";
+            assert!(error.to_string().contains(told), "{error}");
+        }
+    })
+    .expect("the cluster");
+}
+
+#[test]
+fn a_rank_that_has_left_is_noticed_by_every_task_that_needs_it() {
+    for transport in [TransportKind::Shm, TransportKind::Tcp] {
+        let (over, is_over) = mpsc::channel();
+        let is_over = Mutex::new(is_over);
+        Cluster::with_config(3, &only(transport, 3 * LONG), |comm| {
+            comm.barrier().expect("all are there");
+            if comm.rank() == 1 {
+                return is_over.lock().expect("no panic").recv_timeout(3 * LONG).expect("rank 0 has ended");
+            }
+            if comm.rank() == 2 {
+                return;
+            }
+            // Rank 1 may send it at any time.
+            let mut control = comm.recv_tagged_start(vec![0_u8], 1, 7).expect("starts");
+            poll(&mut control, Arc::new(Tells(Mutex::new(mpsc::channel().0))));
+            let mut sum = comm.all_reduce_start(vec![1_i32; 8], ReduceOp::Sum).expect("starts");
+            let (woken, is_woken) = mpsc::channel();
+            poll(&mut sum, Arc::new(Tells(Mutex::new(woken))));
+            is_woken.recv_timeout(LONG).unwrap_or_else(|_| panic!("{transport:?}: the task sleeps"));
+            let error = sum.wait().expect_err("rank 2 has left");
+            assert!(matches!(&error, Error::PeerLost { peer: 2, .. }), "{transport:?}: {error}");
+            over.send(()).expect("rank 1 listens");
+        })
+        .expect("the cluster");
+    }
 }
 
 #[test]

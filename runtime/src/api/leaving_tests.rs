@@ -66,7 +66,7 @@ fn nobody_is_asked_about_a_message_that_is_only_polled() {
     Cluster::local(2, |comm| {
         let message = comm.recv_start(vec![0_u8], 1 - comm.rank()).expect("starts");
         assert!(!message.is_done());
-        assert!(comm.shared.core().polled_wait_for().is_empty());
+        assert!(comm.shared.core().awaited_wait_for().is_empty());
         comm.barrier().expect("both come");
         comm.send(&[1_u8], 1 - comm.rank()).expect("sent");
         message.wait().expect("received");
@@ -86,10 +86,10 @@ fn a_receive_whose_message_does_not_come_holds_nobody_up() {
             let leaves = Instant::now();
             let departure = drive::close(&comm.shared, LIMIT);
             let took = leaves.elapsed();
-            assert!(
-                departure == Departure::Orderly && took < LIMIT / 2,
-                "{transport:?}: {departure:?}, {took:?}"
-            );
+            let Departure::Orderly { patience } = departure else { panic!("{transport:?}: {departure:?}") };
+            assert!(took < LIMIT / 2, "{transport:?}: {took:?}");
+            // The rest of the limit is for the others' goodbyes.
+            assert!(patience < LIMIT && patience + took >= LIMIT, "{transport:?}: {patience:?}, {took:?}");
         })
         .expect("the cluster");
     }
@@ -126,6 +126,30 @@ fn what_was_sent_arrives_from_a_rank_that_leaves_with_an_open_receive() {
         assert!(received.iter().all(|byte| *byte == 1));
     })
     .expect("the cluster");
+}
+
+#[test]
+fn rank_0_waits_for_goodbyes_no_longer_than_it_may() -> Result<()> {
+    const LONG: Duration = Duration::from_secs(20);
+    let runtime = ControlRuntime::new()?;
+    let mut specs = JoinSpec::local(2);
+    specs.iter_mut().for_each(|spec| spec.liveness.linger = LONG);
+    let [first, second] = <[JoinSpec; 2]>::try_from(specs).expect("two ranks");
+    let (over, is_over) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _over = over;
+            let control = Control::join(&first, &runtime).expect("all join");
+            let leaves = Instant::now();
+            control.leave_or_die(Departure::Orderly { patience: Duration::ZERO });
+            assert!(leaves.elapsed() < LONG, "{:?}", leaves.elapsed());
+        });
+        let control = Control::join(&second, &runtime)?;
+        let ended = is_over.recv_timeout(2 * LONG);
+        assert_eq!(ended, Err(std::sync::mpsc::RecvTimeoutError::Disconnected), "rank 0 waits for rank 1");
+        drop(control);
+        Ok(())
+    })
 }
 
 /// Rank 2 stands for a stopped rank: it says no goodbye while the others leave.

@@ -101,7 +101,9 @@ use crate::wait::Policy;
 /// kinds apart.
 ///
 /// # Dropping
-/// Dropping a communicator waits for at most a few seconds until all sent data has left, and tells the other ranks.
+/// Dropping a communicator waits until all sent data has left, and tells the other ranks. World rank 0, which passes on
+/// the goodbyes, also waits for those of the other ranks when it drops its last communicator. Each waits for at most 5
+/// seconds in all.
 ///
 /// # Fork
 /// A communicator belongs to the process that made it. In a child made by `fork`, calls on the communicator, and on
@@ -114,7 +116,8 @@ pub struct Communicator {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Longest time for which dropping a communicator waits for asynchronous operations and for data to leave.
+/// Longest time for which dropping a communicator waits: for asynchronous operations, for data to leave, and on rank 0
+/// for the others' goodbyes.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Communicator {

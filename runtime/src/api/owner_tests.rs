@@ -7,6 +7,7 @@ use super::Communicator;
 use super::cluster::Cluster;
 use crate::call::RawCall;
 use crate::config::{Config, TransportKind, Transports};
+use crate::drive;
 use crate::types::{DataType, ReduceOp};
 use kolo_collectives::plan::Collective;
 
@@ -63,6 +64,53 @@ fn owners_of_forgotten_operations_may_call_the_communicator_when_they_are_droppe
             let refused = unsafe { comm.send_raw_keeping(&message, 7, buffer) };
             assert!(refused.is_err());
             comm.barrier().expect("works");
+        });
+    }
+}
+
+/// An owner that tells whether the thread that drops it has taken words to sleep on.
+struct Tells {
+    _data: Box<[u8; 8]>,
+    is_armed: mpsc::Sender<bool>,
+}
+
+impl Drop for Tells {
+    fn drop(&mut self) {
+        let _ = self.is_armed.send(drive::armed::is());
+    }
+}
+
+/// An owner may have the last handle of the communicator. The words on which the helper sleeps must not be freed.
+#[test]
+fn no_owner_is_dropped_between_arming_and_the_sleep() {
+    for transport in [TransportKind::Shm, TransportKind::Tcp] {
+        both(transport, move |comm| {
+            if comm.rank() == 1 {
+                comm.recv(&mut [0_u8; 1], 0).expect("rank 0 has started");
+                comm.send(&[1_u8; 8], 0).expect("works");
+                comm.recv(&mut [0_u8; 1], 0).expect("the owner is dropped");
+                comm.send_tagged(&[1_u8], 0, 7).expect("works");
+                return;
+            }
+            let (is_armed, told) = mpsc::channel();
+            let mut data = Box::new([0_u8; 8]);
+            let message = crate::RawMessage {
+                data: data.as_mut_ptr().cast(),
+                bytes: data.len(),
+                data_type: DataType::U8,
+                tag: 0,
+            };
+            // SAFETY: the operation keeps the only owner of the memory, which does not move.
+            let received =
+                unsafe { comm.recv_raw_keeping(&message, Some(1), Tells { _data: data, is_armed }) };
+            drop(received.expect("starts"));
+            let other = comm.recv_tagged_start(vec![0_u8], 1, 7).expect("starts");
+            comm.send(&[1_u8], 1).expect("works");
+            // Meanwhile only the helper drives.
+            let is_armed = told.recv_timeout(Duration::from_secs(20)).expect("the operation ends");
+            assert!(!is_armed, "{transport:?}: between arming and the sleep");
+            comm.send(&[1_u8], 1).expect("works");
+            other.wait().expect("works");
         });
     }
 }

@@ -84,7 +84,7 @@ impl Communicator {
         let mut call = self.shards_call(call, shards)?;
         on_gpus::locate(&self.shared, &mut call)?;
         if call.gpus.is_some() {
-            let context = self.shared.context(Waited::call(call.summary(Form::Blocking), 0));
+            let context = self.shared.context(Waited::unnumbered(call.summary(Form::Blocking)));
             let problem = "shards are reduced in the host's memory only; copy them there".to_owned();
             return Err(Error::Unsupported { context, problem });
         }
@@ -146,7 +146,7 @@ unsafe fn run(shared: &Shared, call: Call, limit: Duration) -> Result<()> {
     };
     // The tree over this rank's shards is a subtree, and the tree above these subtrees is the canonical tree over the
     // ranks.
-    shared.check_process(|| Waited::call(call.summary(Form::Blocking), 0))?;
+    shared.check_process(|| Waited::unnumbered(call.summary(Form::Blocking)))?;
     let own = (shards / ranks) as usize;
     let bytes = count * call.data_type.size();
     let mut folded = Call { counts: Counts::Even(count), ..call };

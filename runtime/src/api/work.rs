@@ -274,11 +274,12 @@ impl<B> Work<B> {
 impl<B> Drop for Work<B> {
     fn drop(&mut self) {
         if !leak_in_child(&self.shared) && !self.finished {
-            self.await_no_more();
             for ticket in self.tickets.iter() {
                 let mut core = self.shared.core();
-                core.awaited.forget_poll(ticket.id);
+                let task = core.awaited.remove(ticket.id);
                 core.engine.forget(ticket.id);
+                drop(core);
+                drop(task);
             }
         }
     }

@@ -7,15 +7,10 @@ use crate::types::DataType;
 
 /// The awaited operation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Waited {
-    /// Number of the collective; 0 for other operations.
-    pub(crate) sequence: u64,
-    what: What,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum What {
-    Call(Summary),
+pub(crate) enum Waited {
+    /// A collective, with its number from 1, if it has one yet.
+    Call(Summary, Option<u64>),
+    /// A send, a receive or a group of them.
     Message(&'static str, Message),
     Other(&'static str),
 }
@@ -41,36 +36,47 @@ pub(crate) struct Single {
 
 impl Waited {
     #[inline]
-    pub(crate) const fn call(summary: Summary, sequence: u64) -> Self {
-        Self { sequence, what: What::Call(summary) }
+    pub(crate) const fn call(summary: Summary, number: u64) -> Self {
+        Self::Call(summary, Some(number))
+    }
+
+    /// Returns a collective that has no number yet.
+    pub(crate) const fn unnumbered(summary: Summary) -> Self {
+        Self::Call(summary, None)
     }
 
     pub(crate) const fn transfer(label: &'static str, message: Message) -> Self {
-        Self { sequence: 0, what: What::Message(label, message) }
+        Self::Message(label, message)
     }
 
     pub(crate) const fn other(label: &'static str) -> Self {
-        Self { sequence: 0, what: What::Other(label) }
+        Self::Other(label)
+    }
+
+    /// Returns the number of the collective, if the operation is one.
+    #[inline]
+    pub(crate) const fn number(&self) -> Option<u64> {
+        if let Self::Call(_, number) = self { *number } else { None }
     }
 
     /// Returns the collective, if the operation is one.
     #[inline]
     pub(crate) const fn summary(&self) -> Option<&Summary> {
-        if let What::Call(summary) = &self.what { Some(summary) } else { None }
+        if let Self::Call(summary, _) = self { Some(summary) } else { None }
     }
 
     /// Returns whether the operation is a send, a receive or a group of them.
     pub(crate) const fn is_message(&self) -> bool {
-        matches!(self.what, What::Message(..))
+        matches!(self, Self::Message(..))
     }
 }
 
 impl fmt::Display for Waited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (label, Message { number, single }) = match self.what {
-            What::Call(summary) => return summary.fmt(f),
-            What::Other(label) => return f.write_str(label),
-            What::Message(label, message) => (label, message),
+        let (label, Message { number, single }) = match *self {
+            Self::Call(summary, _) => return summary.fmt(f),
+            Self::Other(label) => return f.write_str(label),
+            Self::Message(label, message) => (label, message),
         };
         write!(f, "{label} #{number}")?;
         let Some(Single { peer, bytes, data_type, tag }) = single else { return Ok(()) };

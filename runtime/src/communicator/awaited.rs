@@ -11,19 +11,24 @@ use super::time_limit::Limit;
 use crate::call::Waited;
 use crate::engine::{Engine, Id};
 
-/// Operations that tasks await.
+/// Operations that are looked after although no thread waits for them: tasks await them, or the program polls them.
 #[derive(Debug, Default)]
 pub(crate) struct Awaited {
-    waiting: Vec<Awaiting>,
+    open: Vec<Awaiting>,
     /// Tasks whose operation is over, and that are not yet woken.
     to_wake: Vec<Waker>,
-    /// The collectives that the program polls. They have no time limit, since a program may do other work between polls.
-    polled: Vec<Id>,
 }
 
 #[derive(Debug)]
 struct Awaiting {
     id: Id,
+    /// The task to wake. A program that polls a collective has none, and no time limit either, since it may do other work
+    /// between polls.
+    task: Option<Task>,
+}
+
+#[derive(Debug)]
+struct Task {
     waited: Waited,
     deadline: Deadline,
     waker: Waker,
@@ -49,49 +54,42 @@ impl Awaited {
     /// Lets this task be woken when the operation is over. Returns the waker that it replaces.
     #[must_use = "dropped once the core is free"]
     pub(crate) fn add(&mut self, id: Id, waited: Waited, deadline: Deadline, waker: &Waker) -> Option<Waker> {
-        match self.waiting.iter_mut().find(|awaiting| awaiting.id == id) {
+        match self.open.iter_mut().find(|awaiting| awaiting.id == id).and_then(|known| known.task.as_mut()) {
             Some(known) if known.waker.will_wake(waker) => None,
             Some(known) => Some(std::mem::replace(&mut known.waker, waker.clone())),
             None => {
-                self.waiting.push(Awaiting { id, waited, deadline, waker: waker.clone() });
+                self.open.retain(|polled| polled.id != id);
+                self.open.push(Awaiting { id, task: Some(Task { waited, deadline, waker: waker.clone() }) });
                 None
             }
         }
     }
 
-    /// Forgets the task that awaits the operation. Returns its waker.
-    #[must_use = "dropped once the core is free"]
-    pub(crate) fn remove(&mut self, id: Id) -> Option<Waker> {
-        let at = self.waiting.iter().position(|awaiting| awaiting.id == id)?;
-        Some(self.waiting.remove(at).waker)
-    }
-
     /// Notes that the program polls a collective, and found that it is not over.
     pub(crate) fn note_poll(&mut self, id: Id) {
-        if !self.polled.contains(&id) {
-            self.polled.push(id);
+        if !self.open.iter().any(|awaiting| awaiting.id == id) {
+            self.open.push(Awaiting { id, task: None });
         }
     }
 
-    /// Notes that the program will not poll the operation any more.
-    pub(crate) fn forget_poll(&mut self, id: Id) {
-        self.polled.retain(|polled| *polled != id);
+    /// Forgets an operation that is neither awaited nor polled any more. Returns the waker of its task.
+    #[must_use = "dropped once the core is free"]
+    pub(crate) fn remove(&mut self, id: Id) -> Option<Waker> {
+        let at = self.open.iter().position(|awaiting| awaiting.id == id)?;
+        self.open.remove(at).task.map(|task| task.waker)
     }
 
-    /// Returns the collectives that the program polls. Some may be over.
-    pub(crate) fn polled(&self) -> &[Id] {
-        &self.polled
+    /// Returns the operations. Some may be over.
+    pub(super) fn operations(&self) -> impl Iterator<Item = Id> {
+        self.open.iter().map(|awaiting| awaiting.id)
     }
 
     /// Finds out which operations are over.
     #[inline]
     pub(super) fn look(&mut self, engine: &Engine) {
-        if !self.polled.is_empty() {
-            self.polled.retain(|id| !engine.is_done(*id));
-        }
-        if !self.waiting.is_empty() {
-            let over = self.waiting.extract_if(.., |awaiting| engine.is_done(awaiting.id));
-            self.to_wake.extend(over.map(|awaiting| awaiting.waker));
+        if !self.open.is_empty() {
+            let over = self.open.extract_if(.., |awaiting| engine.is_done(awaiting.id));
+            self.to_wake.extend(over.filter_map(|awaiting| awaiting.task).map(|task| task.waker));
         }
     }
 
@@ -111,22 +109,26 @@ impl Awaited {
     #[must_use = "to be woken once the core is free"]
     pub(crate) fn take_all(&mut self) -> Vec<Waker> {
         let mut all = self.take_to_wake();
-        all.extend(self.waiting.drain(..).map(|awaiting| awaiting.waker));
+        all.extend(self.open.drain(..).filter_map(|awaiting| awaiting.task).map(|task| task.waker));
         all
+    }
+
+    fn tasks(&self) -> impl Iterator<Item = (Id, &Task)> {
+        self.open.iter().filter_map(|awaiting| Some((awaiting.id, awaiting.task.as_ref()?)))
     }
 
     /// Returns the operation that a task has awaited for longest.
     pub(crate) fn first(&self) -> Option<(Id, Waited)> {
-        self.waiting.first().map(|awaiting| (awaiting.id, awaiting.waited))
+        self.tasks().next().map(|(id, task)| (id, task.waited))
     }
 
     /// Returns an operation that a task has awaited for longer than its limit, with that limit.
     pub(crate) fn overdue(&self) -> Option<(Id, Waited, Duration)> {
-        if self.waiting.is_empty() {
+        if self.open.is_empty() {
             return None;
         }
         let now = Instant::now();
-        let late = self.waiting.iter().find(|awaiting| awaiting.deadline.at.is_some_and(|at| at <= now))?;
-        Some((late.id, late.waited, late.deadline.limit))
+        let (id, late) = self.tasks().find(|(_, task)| task.deadline.at.is_some_and(|at| at <= now))?;
+        Some((id, late.waited, late.deadline.limit))
     }
 }

@@ -75,7 +75,7 @@ pub(crate) struct Making {
 impl Making {
     /// Makes the communicator. All members call it. Blocks until all have, at most until the deadline.
     pub(crate) fn connect(mut self) -> Result<Shared> {
-        self.config.check_times()?;
+        self.config = self.config.checked()?;
         let driver = gpu::driver(&self.config)?;
         let membership = self.world.control.register_below(
             self.id,
@@ -261,7 +261,7 @@ pub(super) fn broken(rank: u32, error: &dyn std::fmt::Display) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::Cluster;
+    use crate::api::{Cluster, Communicator};
     use crate::join::{JoinSpec, Locator};
 
     #[test]
@@ -285,5 +285,19 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_duplicate_may_set_no_limit_on_silence() {
+        let agree = |comm: &Communicator| comm.agree(1).map(|agreed| (agreed.flags, agreed.ranks));
+        Cluster::with_config(2, &Config::default(), |comm| {
+            let boundless = Config { silent_after: Duration::MAX, ..comm.config().clone() };
+            let other = comm.duplicate(boundless).expect("it is made");
+            for comm in [&other, &comm] {
+                assert_eq!(agree(comm).expect("both live"), (1, vec![0, 1]));
+            }
+            assert_eq!(other.shrink().expect("both live").world_size(), 2);
+        })
+        .expect("the cluster");
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct Core {
     pub(crate) gpu: GpuAccess,
     pub(crate) calls: Calls,
     pub(super) board: Arc<StatusBoard>,
-    /// Started operations that tasks await.
+    /// Started operations that tasks await, or that the program polls.
     pub(crate) awaited: Awaited,
     pub(crate) sleepers: Sleepers,
     pub(crate) place: Place,
@@ -200,10 +200,12 @@ impl Core {
         if self.engine.is_elsewhere(id) { self.exchange_waits_for() } else { self.engine.waiting_for(id) }
     }
 
-    /// Returns the ranks that the collectives wait for which the program polls.
-    pub(crate) fn polled_wait_for(&self) -> Vec<u32> {
-        let open = self.awaited.polled().iter().filter(|id| !self.engine.is_done(**id));
-        let mut ranks: Vec<u32> = open.flat_map(|id| self.waiting_for(*id)).collect();
+    /// Returns the ranks that the operations wait for which tasks await or the program polls. A receive from any source
+    /// does not count: it may do without any one rank.
+    pub(crate) fn awaited_wait_for(&self) -> Vec<u32> {
+        let needs_all = |id: &Id| !self.engine.is_done(*id) && !self.engine.is_from_any(*id);
+        let open = self.awaited.operations().filter(needs_all);
+        let mut ranks: Vec<u32> = open.flat_map(|id| self.waiting_for(id)).collect();
         ranks.sort_unstable();
         ranks.dedup();
         ranks

@@ -29,7 +29,7 @@ pub(crate) fn owner(
 /// See [`owner`].
 pub(crate) fn locate(shared: &Shared, call: &mut Call) -> Result<()> {
     let found = shared.gpus.locate(call, shared.group.size);
-    found.map_err(|problem| unsupported(shared, Waited::call(call.summary(Form::Blocking), 0), problem))
+    found.map_err(|problem| unsupported(shared, Waited::unnumbered(call.summary(Form::Blocking)), problem))
 }
 
 #[cold]

@@ -335,7 +335,8 @@ impl Shared {
     }
 
     pub(crate) fn context(&self, waited: Waited) -> ErrorContext {
-        ErrorContext { rank: self.group.rank, operation: waited.to_string(), sequence: waited.sequence }
+        let sequence = waited.number().unwrap_or_default();
+        ErrorContext { rank: self.group.rank, operation: waited.to_string(), sequence }
     }
 
     /// Returns whether this is the process that made the communicator: see [`forked`](super::forked).

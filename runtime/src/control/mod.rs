@@ -138,8 +138,8 @@ pub struct Control {
 /// How a rank leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
-    /// All its operations have ended. Rank 0 waits for the others' goodbyes.
-    Orderly,
+    /// All its operations have ended. Rank 0 waits for the others' goodbyes, for at most so long.
+    Orderly { patience: Duration },
     /// Operations are still open. Rank 0 waits for nobody.
     Abrupt,
 }
@@ -327,7 +327,7 @@ impl Control {
     /// Says goodbye, so that the others see this rank as departed, not lost. Rank 0 waits for the others' goodbyes (see
     /// [`Liveness::linger`]). A second call does nothing.
     pub fn leave(&self) {
-        self.inner.leave(Departure::Orderly);
+        self.inner.leave(Departure::Orderly { patience: Duration::MAX });
     }
 
     /// Says goodbye or, in a panicking thread, reports that this rank is lost and why. Rank 0 waits for the others'
@@ -359,8 +359,12 @@ impl Inner {
         if !self.shared.left_behind().contains(&0) {
             self.wait_for_goodbye();
         }
-        let lingers = departure == Departure::Orderly && !self.shared.anything_aborted();
-        self.close_coordinator(if lingers { self.spec.liveness.linger } else { Duration::ZERO });
+        self.close_coordinator(match departure {
+            Departure::Orderly { patience } if !self.shared.anything_aborted() => {
+                patience.min(self.spec.liveness.linger)
+            }
+            Departure::Orderly { .. } | Departure::Abrupt => Duration::ZERO,
+        });
     }
 
     fn leave_or_die(&self, departure: Departure) {
@@ -425,7 +429,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.leave_or_die(Departure::Orderly);
+        self.leave_or_die(Departure::Orderly { patience: Duration::MAX });
     }
 }
 

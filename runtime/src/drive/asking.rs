@@ -22,8 +22,8 @@ pub(super) enum Awaits {
     All,
     /// Any one of them is enough, as for a receive from any source.
     Any,
-    /// All of them, but for calls that the program polls, and not for the call of this thread.
-    Polled,
+    /// All of them, but for operations that tasks await or the program polls, and not for the call of this thread.
+    Others,
 }
 
 /// Asks some peers what they are doing.
@@ -61,22 +61,24 @@ pub(super) fn examine(
     awaited: impl Fn(&Core) -> Vec<u32>,
     suspected: Option<Suspicion>,
 ) -> Result<Option<Suspicion>> {
-    let peers = awaited(&shared.core());
+    let has_left = |peer: u32| shared.membership.departed(peer);
+    let mut peers = awaited(&shared.core());
     if peers.is_empty() {
         return Ok(None);
     }
+    // Only the first are asked.
+    peers.sort_by_cached_key(|peer| !has_left(*peer));
     let mut answers = ask(shared, &peers, ANSWER_MAX);
     // Meanwhile another thread may have ended the operation.
     let peers = awaited(&shared.core());
     answers.retain(|(peer, _)| peers.contains(peer));
-    let has_left = |peer: u32| shared.membership.departed(peer);
     let departed = |peer| match needs {
-        Awaits::All | Awaits::Polled => has_left(peer),
+        Awaits::All | Awaits::Others => has_left(peer),
         // Such a wait is over only if all have left.
         Awaits::Any => peers.iter().all(|peer| has_left(*peer)),
     };
     let own = |sequence| shared.core().calls.recorder.find(sequence);
-    let call = (needs != Awaits::Polled).then_some(waited);
+    let call = (needs != Awaits::Others).then_some(waited);
     match judge(&answers, own, call, departed, suspected) {
         Judgement::Nothing => Ok(None),
         Judgement::Suspects(suspicion) => Ok(Some(suspicion)),

@@ -17,11 +17,12 @@ const RELEASE_MAX: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_micros(200);
 
 /// Ends the helper thread, lets started operations finish and their data leave, for at most `limit`, and gives the
-/// connections up. Returns whether everything has left, in which case the departure is orderly. From then on, ranks that
-/// ask are told that this one has dropped the communicator.
+/// connections up. Returns whether everything has left, in which case the departure is orderly and may take the rest of the
+/// limit. From then on, ranks that ask are told that this one has dropped the communicator.
 ///
 /// A receive that the program has forgotten is waited for only while messages arrive: its message need not come.
 pub(crate) fn close(shared: &Shared, limit: Duration) -> Departure {
+    let begun = Instant::now();
     helper::stop(shared);
     let mut closing = Closing { shared, core: None, quiet_since: None };
     let mut patience = Patience::new(limit.into(), Pacer::new(shared.policy));
@@ -43,7 +44,8 @@ pub(crate) fn close(shared: &Shared, limit: Duration) -> Departure {
     shared.membership.close();
     release_links(shared, &cause);
     helper::wake_all_tasks(shared);
-    if flushed { Departure::Orderly } else { Departure::Abrupt }
+    let patience = limit.saturating_sub(begun.elapsed());
+    if flushed { Departure::Orderly { patience } } else { Departure::Abrupt }
 }
 
 struct Closing<'a> {

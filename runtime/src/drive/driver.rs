@@ -201,8 +201,8 @@ struct Driver<'a, G> {
     asked_at: Option<Instant>,
     /// Whether the board shows other ranks what this thread waits for.
     shows_wait: bool,
-    /// Whether the last question has found that a rank has left which only a polled collective needs.
-    suspects_polled: bool,
+    /// Whether the last question has found that a rank has left which only other operations need: awaited or polled ones.
+    suspects_others: bool,
 }
 
 impl<'a, G: Goal> Driver<'a, G> {
@@ -216,7 +216,7 @@ impl<'a, G: Goal> Driver<'a, G> {
             is_short: is_short(waited),
             asked_at: None,
             shows_wait: false,
-            suspects_polled: false,
+            suspects_others: false,
         }
     }
 
@@ -227,10 +227,10 @@ impl<'a, G: Goal> Driver<'a, G> {
     /// Shows other ranks what this thread waits for, unless it is the call that was started last: the board shows that.
     fn show_wait(&mut self) {
         let board = self.shared.membership.board();
-        let text = match self.waited.sequence {
-            0 if self.waited.is_message() => self.waited.to_string(),
-            number if number > 0 && number < board.started() => format!("#{number} {}", self.waited),
-            _ => return,
+        let text = match self.waited {
+            Waited::Call(summary, Some(number)) if number < board.started() => format!("#{number} {summary}"),
+            Waited::Message(..) => self.waited.to_string(),
+            Waited::Call(..) | Waited::Other(_) => return,
         };
         self.shows_wait = true;
         board.waits_in(Some(text));
@@ -356,17 +356,17 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         }
         let needs = if goal.is_from_any(&core) { Awaits::Any } else { Awaits::All };
         drop(core);
-        let suspects_polled = std::mem::take(&mut self.suspects_polled);
+        let suspects_others = std::mem::take(&mut self.suspects_others);
         let is_over = |core: &Core| goal.operation().is_some_and(|id| core.engine.is_done(id));
         let own = |core: &Core| if is_over(core) { Vec::new() } else { goal.waiting_for(core) };
-        let found = asking::examine(shared, waited, needs, own, suspected.filter(|_| !suspects_polled))?;
+        let found = asking::examine(shared, waited, needs, own, suspected.filter(|_| !suspects_others))?;
         if found.is_some() {
             return Ok(found);
         }
-        // No thread waits for the collectives that the program polls.
-        let suspected = suspected.filter(|_| suspects_polled);
-        let found = asking::examine(shared, waited, Awaits::Polled, Core::polled_wait_for, suspected)?;
-        self.suspects_polled = found.is_some();
+        // No thread waits for the operations that tasks await or the program polls.
+        let suspected = suspected.filter(|_| suspects_others);
+        let found = asking::examine(shared, waited, Awaits::Others, Core::awaited_wait_for, suspected)?;
+        self.suspects_others = found.is_some();
         Ok(found)
     }
 
@@ -384,7 +384,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
             self.core = Some(core);
             return for_so_long < limit;
         }
-        let peers = if self.suspects_polled { core.polled_wait_for() } else { self.goal.waiting_for(&core) };
+        let peers = if self.suspects_others { core.awaited_wait_for() } else { self.goal.waiting_for(&core) };
         let is_outrun = for_so_long < shared.world.control.dead_after()
             && peers
                 .iter()
@@ -429,6 +429,11 @@ fn sleep<'a>(
     operation: Option<Id>,
     turn: Option<u64>,
 ) -> CoreGuard<'a> {
+    if core.engine.has_released() {
+        // An owner may have the last handle of the communicator, whose end frees the words to sleep on.
+        drop(core);
+        return shared.core();
+    }
     if core.engine.is_copying() || core.exchange.as_ref().is_some_and(|exchange| exchange.is_copying()) {
         // Copies send no notification of their end.
         drop(core);
@@ -444,13 +449,7 @@ fn sleep<'a>(
         core.engine.disarm();
         moved = core.progress();
     }
-    let mut words: Vec<(*const AtomicU32, u32)> = Vec::new();
-    let mut fds: Vec<RawFd> = Vec::new();
-    let by = core.engine.arm(|armed| match armed {
-        Armed::Idle => {}
-        Armed::Word(word, value) => words.push((word, value)),
-        Armed::Fd(fd) => fds.push(AsRawFd::as_raw_fd(&fd)),
-    });
+    let (by, mut words, fds) = arm(&mut core);
     if by == ParkBy::Fd && core.sleepers.sleep_on_words() {
         // Peers would wake them by descriptor, so they announce their sleep anew, by descriptor too.
         core.engine.disarm();
@@ -462,7 +461,8 @@ fn sleep<'a>(
     let has_arrived =
         |core: &mut Core| core.exchange.as_mut().is_some_and(|exchange| exchange.has_arrived(turn));
     let is_over = |core: &Core| operation.is_some_and(|id| core.engine.is_done(id));
-    if core.progress() || moved || is_over(&core) || has_arrived(&mut core) {
+    let has_moved = core.progress() || moved || core.engine.has_released();
+    if has_moved || is_over(&core) || has_arrived(&mut core) {
         core.disarm();
         return if shared.is_wanted() { shared.give_way(core) } else { core };
     }
@@ -472,10 +472,11 @@ fn sleep<'a>(
     };
     let limit = shared.policy.sleep_max;
     core.sleepers.add(operation, by);
-    drop(core);
+    release_armed(core);
     shared.policy.before_sleep();
     // SAFETY: the words lie in mappings that the endpoints hold. The endpoints live in the core of `shared` until
-    // `close::release_links`, which waits until no thread drives; the helper has ended before it.
+    // `close::release_links`, which waits until no thread drives; the helper has ended before it, unless the helper itself
+    // closes. It does so only where it drops owners: not since it has armed, as `owner_tests` checks.
     let words: Vec<_> = words.iter().map(|(word, value)| (unsafe { &**word }, *value)).collect();
     // SAFETY: as above: the endpoints own the descriptors.
     let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();
@@ -488,6 +489,26 @@ fn sleep<'a>(
     core.sleepers.remove(operation);
     core.disarm();
     core
+}
+
+/// Arms the links. Returns how the thread sleeps, and on which words or descriptors.
+fn arm(core: &mut Core) -> (ParkBy, Vec<(*const AtomicU32, u32)>, Vec<RawFd>) {
+    let (mut words, mut fds): (Vec<(*const AtomicU32, u32)>, Vec<RawFd>) = (Vec::new(), Vec::new());
+    let by = core.engine.arm(|armed| match armed {
+        Armed::Idle => {}
+        Armed::Word(word, value) => words.push((word, value)),
+        Armed::Fd(fd) => fds.push(AsRawFd::as_raw_fd(&fd)),
+    });
+    (by, words, fds)
+}
+
+/// Releases the core of a thread that is about to sleep, in which no owner waits to be dropped.
+fn release_armed(core: CoreGuard<'_>) {
+    #[cfg(test)]
+    armed::set(true);
+    drop(core);
+    #[cfg(test)]
+    armed::set(false);
 }
 
 /// Sleeps until one of these words changes, or briefly if there is none. The bits count where there is one word.
@@ -510,6 +531,25 @@ fn sleep_until_turn<'a>(shared: &'a Shared, core: CoreGuard<'a>) -> CoreGuard<'a
     shared.policy.before_sleep();
     turnstile.sleep(over);
     shared.core()
+}
+
+#[cfg(test)]
+pub(crate) mod armed {
+    //! Whether this thread has taken words to sleep on, and releases the core for its sleep.
+
+    use std::cell::Cell;
+
+    thread_local! {
+        static IS_ARMED: Cell<bool> = const { Cell::new(false) };
+    }
+
+    pub(super) fn set(is_armed: bool) {
+        IS_ARMED.set(is_armed);
+    }
+
+    pub(crate) fn is() -> bool {
+        IS_ARMED.get()
+    }
 }
 
 #[cfg(test)]

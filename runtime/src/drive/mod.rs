@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use close::close;
 #[cfg(test)]
-pub(crate) use driver::ask_for;
+pub(crate) use driver::{armed, ask_for};
 pub(crate) use driver::{wait_for, wait_for_all};
 pub(crate) use fail::{abort, check_usable, fail, give_up_after, revoke, standing_error};
 #[cfg(test)]

@@ -105,7 +105,7 @@ pub(crate) unsafe fn start_and_wait(shared: &Shared, call: &Call, limit: Duratio
 /// See [`run_within`].
 #[inline(always)]
 unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> Result<()> {
-    shared.check_process(|| Waited::call(call.summary(form), 0))?;
+    shared.check_process(|| Waited::unnumbered(call.summary(form)))?;
     let mut core = shared.core();
     let begun = begin(shared, &mut core, call, form)?;
     let Decision { asks_for_symmetric, way } = core.decide(call, form);
@@ -198,7 +198,7 @@ unsafe fn run_started<'a>(
 /// Until the operation is done or the communicator has been aborted, the buffers of the call are valid and nobody else
 /// touches them.
 pub(crate) unsafe fn start(shared: &Arc<Shared>, call: &Call, mut keep: Option<Owner>) -> Result<Ticket> {
-    shared.check_process(|| Waited::call(call.summary(Form::Started), 0))?;
+    shared.check_process(|| Waited::unnumbered(call.summary(Form::Started)))?;
     let mut core = shared.core();
     let begun = begin(shared, &mut core, call, Form::Started)?;
     let Decision { way, .. } = core.decide(call, Form::Started);

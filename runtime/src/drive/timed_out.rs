@@ -8,7 +8,7 @@ use super::fail::{fail, give_up};
 use crate::call::Waited;
 use crate::communicator::{Core, Shared};
 use crate::control::Status;
-use crate::error::{AwaitedRank, Error, ErrorContext, PeerState};
+use crate::error::{AwaitedRank, Error, PeerState};
 use crate::failure::{Carrier, Cause};
 
 /// Longest wait for answers after a rank's deadline. It is long enough for the report to name the right rank on a busy
@@ -31,8 +31,8 @@ type Hole = (u32, u32);
 /// Reports that a deadline has passed.
 pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: &[u32]) -> Error {
     let (asked, carrier) = ask_through(shared, peers, LAST_ANSWER_MAX);
-    let holds_up = |(_, status): &&(u32, Option<Status>)| holds_up(status.as_ref(), waited.sequence);
-    let is_outside = |(_, status): &&(u32, Option<Status>)| is_outside(status.as_ref(), waited.sequence);
+    let holds_up = |(_, status): &&(u32, Option<Status>)| holds_up(status.as_ref(), waited.number());
+    let is_outside = |(_, status): &&(u32, Option<Status>)| is_outside(status.as_ref(), waited.number());
     let culprit_is_known = asked.iter().any(|asked| holds_up(&asked));
     let mut core = shared.core();
     let unheard_by = note_unheard(shared, &core);
@@ -77,19 +77,20 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
     if shared.membership.abort_flag().is_raised() {
         return fail(shared, waited);
     }
-    let ErrorContext { operation, sequence, .. } = shared.context(waited);
-    give_up(shared, Cause::Timeout { after, waiting_for, operation, sequence }, waited)
+    let (operation, number) = (waited.to_string(), waited.number());
+    give_up(shared, Cause::Timeout { after, waiting_for, operation, number }, waited)
 }
 
-/// Returns whether a rank with this status has not come to the collective with this number, and is not inside an earlier
-/// one. A silent rank counts as such a rank.
-fn is_outside(status: Option<&Status>, sequence: u64) -> bool {
-    status.is_none_or(|status| status.started < sequence && status.finished >= status.started)
+/// Returns whether a rank with this status has not come to the collective with this number, if there is one, and is not
+/// inside an earlier one. A silent rank counts as such a rank.
+fn is_outside(status: Option<&Status>, number: Option<u64>) -> bool {
+    let has_not_come = |status: &Status| number.is_some_and(|number| status.started < number);
+    status.is_none_or(|status| has_not_come(status) && status.finished >= status.started)
 }
 
 /// Returns whether such a rank itself waits for no other rank, as far as it knows.
-fn holds_up(status: Option<&Status>, sequence: u64) -> bool {
-    is_outside(status, sequence) && status.is_none_or(|status| status.waits_in.is_none())
+fn holds_up(status: Option<&Status>, number: Option<u64>) -> bool {
+    is_outside(status, number) && status.is_none_or(|status| status.waits_in.is_none())
 }
 
 /// Describes a peer that was asked.
@@ -209,11 +210,12 @@ mod tests {
         board.start(6, label);
         board.finish(6);
         let status = || board.status();
-        assert!(holds_up(Some(&status()), 7), "it computes");
+        assert!(holds_up(Some(&status()), Some(7)), "it computes");
         board.waits_in(Some("#5 all_reduce".to_owned()));
-        assert!(!holds_up(Some(&status()), 7), "it waits for another rank");
-        assert!(is_outside(Some(&status()), 7));
-        assert!(holds_up(None, 7), "a silent rank");
-        assert!(!is_outside(Some(&status()), 6), "it has come");
+        assert!(!holds_up(Some(&status()), Some(7)), "it waits for another rank");
+        assert!(is_outside(Some(&status()), Some(7)));
+        assert!(holds_up(None, Some(7)) && holds_up(None, None), "a silent rank");
+        assert!(!is_outside(Some(&status()), Some(6)), "it has come");
+        assert!(!is_outside(Some(&status()), None), "a message has no number");
     }
 }

@@ -18,7 +18,7 @@ pub(crate) enum Cause {
     /// A peer is gone.
     PeerLost { peer: u32, cause: Loss },
     /// A deadline passed on this rank.
-    Timeout { after: Duration, waiting_for: Vec<AwaitedRank>, operation: String, sequence: u64 },
+    Timeout { after: Duration, waiting_for: Vec<AwaitedRank>, operation: String, number: Option<u64> },
     /// A rank aborted.
     Aborted { by: u32, kind: AbortReason, reason: String },
     /// Other ranks made different calls as operation `sequence`.
@@ -35,8 +35,8 @@ impl Cause {
                 Self::PeerLost { peer, cause: Loss::new(cause, detail) }
             }
             Error::Timeout { context, after, waiting_for } => {
-                let ErrorContext { operation, sequence, .. } = context;
-                Self::Timeout { after, waiting_for, operation, sequence }
+                let number = context.number();
+                Self::Timeout { after, waiting_for, operation: context.operation, number }
             }
             Error::Aborted { by, kind, reason, .. } => Self::Aborted { by, kind, reason },
             Error::Transport { source, .. } => Self::Transport(*source),
@@ -56,11 +56,13 @@ impl Cause {
             }
             Self::Mismatch { peer, theirs, .. } => Error::Mismatch { context, peer, theirs },
             Self::PeerLost { peer, cause } => cause.error(context, peer),
-            Self::Timeout { after, waiting_for, sequence, .. } if sequence == context.sequence => {
-                Error::Timeout { context, after, waiting_for }
-            }
-            Self::Timeout { ref operation, sequence, .. } => {
-                let reason = format!("{operation}, operation #{sequence}, did not finish in time");
+            Self::Timeout { after, waiting_for, operation, number } => {
+                // Messages and other calls have no number.
+                if number == context.number() && operation == context.operation {
+                    return Error::Timeout { context, after, waiting_for };
+                }
+                let number = number.map_or_else(String::new, |number| format!(", operation #{number},"));
+                let reason = format!("{operation}{number} did not finish in time");
                 Error::Aborted { context, by: rank, kind: AbortReason::Timeout, reason }
             }
             Self::Aborted { by, kind, reason } => Error::Aborted { context, by, kind, reason },
@@ -88,8 +90,9 @@ impl Cause {
             )
             .during(ours, *sequence),
             Self::PeerLost { peer, cause } => AbortCause::lost(*peer, cause),
-            Self::Timeout { operation, sequence, .. } => {
-                AbortCause::new(rank, AbortKind::Timeout, self.to_string()).during(operation, *sequence)
+            Self::Timeout { operation, number, .. } => {
+                let cause = AbortCause::new(rank, AbortKind::Timeout, self.to_string());
+                cause.during(operation, number.unwrap_or_default())
             }
             Self::Aborted { by, kind: AbortReason::Revoked, reason } => {
                 AbortCause::new(*by, AbortKind::Revoked, reason)

@@ -191,7 +191,7 @@ fn has_left(peer: u32) -> Cause {
 /// are not sent, and signatures say nothing about the counts.
 fn fewer(peer: u32, status: &Status, waited: Waited) -> Option<Cause> {
     let call = waited.summary().filter(|call| call.count.is_none())?;
-    let number = waited.sequence;
+    let number = waited.number()?;
     // Calls may end in any order, so a later one that has ended proves nothing.
     (status.finished == number).then(|| Cause::Mismatch {
         peer,
@@ -302,7 +302,7 @@ impl Evidence {
                 let tagged = tag.map_or_else(String::new, tagged);
                 (0, format!("recv of {len} bytes of {data_type}{tagged}"))
             }
-            _ => (self.waited.sequence, self.waited.to_string()),
+            _ => (self.waited.number().unwrap_or_default(), self.waited.to_string()),
         }
     }
 

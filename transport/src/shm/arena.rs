@@ -317,6 +317,7 @@ fn area_bytes(members: u32) -> usize {
     lines_bytes(members) + members as usize * Buffers::new(members).bytes()
 }
 
-fn arena_bytes(members: u32) -> usize {
+/// Returns the length of an arena, which is the longest memory file that an endpoint makes.
+pub(crate) fn arena_bytes(members: u32) -> usize {
     areas_at(members) + AREAS * area_bytes(members)
 }

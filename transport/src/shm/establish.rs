@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::time::Timespec;
 
 use super::address::Address;
-use super::arena::{Arena, Assembly, MEMBERS_MAX};
+use super::arena::{self, Arena, Assembly, MEMBERS_MAX};
 use super::endpoint::ShmEndpoint;
 use super::hello::{Ends, HELLO_BYTES, Hello, Purpose};
 use super::host::{self, Host};
@@ -84,6 +84,9 @@ impl ShmEndpoint {
         let system = |what: &str, e: io::Error| Error::system(NAME, None, what.to_owned(), e);
         let host =
             Host::current(options.host_key.as_deref()).map_err(|e| system("identity of the host", e))?;
+        // A rank that finds this out later could no longer agree with the others on another transport.
+        host::check_memory(arena::arena_bytes(world_size.min(MEMBERS_MAX)))
+            .map_err(|e| system("memory for other processes", e))?;
         let uid = rustix::process::geteuid().as_raw();
         let random = |e| system("random numbers", e);
         let cookie = host::random_bits().map_err(random)?;

@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
+use super::arena::PAGE;
 use crate::sys::map::Mapping;
 use crate::sys::{memfd, unix};
 
@@ -60,12 +61,18 @@ fn digest(key: &str) -> [u8; 16] {
 pub fn probe() -> Result<(), String> {
     let text = |what: &str, e: io::Error| format!("{what}: {e}");
     Host::current(None).map_err(|e| text("host identity", e))?;
-    let fd = memfd::create_sealed("kolo-probe", 4096).map_err(|e| text("memfd_create and sealing", e))?;
-    memfd::check_sealed(&fd, 4096).map_err(|e| text("sealing", e))?;
-    Mapping::new(&fd, 4096).map_err(|e| text("mapping shared memory", e))?;
+    check_memory(PAGE).map_err(|e| text("shared memory", e))?;
     let name = random_name().map_err(|e| text("random numbers", e))?;
     unix::listen(&name).map_err(|e| text("an abstract UNIX socket", e))?;
     Ok(())
+}
+
+/// Checks that this process may make memory of this length for other processes, and map it. Filters of system calls may
+/// forbid that.
+pub(crate) fn check_memory(bytes: usize) -> io::Result<()> {
+    let fd = memfd::create_sealed("kolo-probe", bytes)?;
+    memfd::check_sealed(&fd, bytes)?;
+    Mapping::new(&fd, PAGE).map(drop)
 }
 
 /// Returns this process's random number.

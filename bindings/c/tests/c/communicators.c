@@ -61,6 +61,7 @@ static void messages(koloComm_t comm) {
     int *from_left, *to_right;
     void *memory = NULL, *more = NULL;
     koloRegistration_t registration = NULL;
+    koloComm_t other;
     koloTransfer_t transfers[4];
 
     if (rank == 0) {
@@ -93,6 +94,11 @@ static void messages(koloComm_t comm) {
     OK(koloCommDeregister(comm, &registration));
     CHECK(registration == NULL);
     OK(koloCommDeregister(comm, &registration));
+    OK(koloCommGroup(comm, &rank, 1, &other));
+    OK(koloCommRegister(other, memory, LENGTH * sizeof(int), &registration));
+    OK(koloCommDestroy(&other));
+    OK(koloCommDeregister(other, &registration));
+    CHECK(registration == NULL);
     OK(koloMemFree(memory));
     OK(koloMemFree(more));
     OK(koloMemFree(NULL));

@@ -15,6 +15,14 @@ static_assert(!std::is_copy_constructible_v<kolo::Communicator> && !std::is_copy
 static_assert(std::is_nothrow_move_constructible_v<kolo::Communicator>);
 static_assert(kolo::TypeOf<long>::value == kolo::TypeOf<std::int64_t>::value);
 
+/* A send may start from a buffer that is not changed, but not from one that ends with the call. */
+template <class B, class = void> constexpr bool can_start_to_send = false;
+template <class B>
+constexpr bool can_start_to_send<
+    B, std::void_t<decltype(std::declval<const kolo::Communicator &>().send_start(std::declval<B>(), 1))>> = true;
+static_assert(can_start_to_send<std::vector<float> &> && can_start_to_send<const std::vector<float> &>);
+static_assert(!can_start_to_send<std::vector<float>> && !can_start_to_send<const std::vector<float>>);
+
 struct Half {
     std::uint16_t bits;
 };

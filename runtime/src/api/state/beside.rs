@@ -88,7 +88,8 @@ impl State {
         let own = digest(parts, CHUNK_BYTES);
         let chunks = parts.iter_mut().flat_map(|part| part.bytes.chunks_mut(CHUNK_BYTES)).collect();
         let may_have_some = self.is_begun || self.version.is_some();
-        (self.version, self.is_begun, self.settled) = (None, true, None);
+        (self.version, self.is_begun) = (None, true);
+        self.settled.clear();
         let orders = Orders::new(names.len(), fetcher.near(), may_have_some);
         let until = deadline_after(limit);
         let requests = fetcher.near().iter().map(|_| None).collect();

@@ -32,11 +32,12 @@ mod beside;
 mod orders;
 mod schedule;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use sha2::{Digest, Sha256};
 
 use super::Communicator;
+use crate::communicator;
 use crate::control::{Hash, SnapshotServer};
 use crate::error::{Error, NEWCOMER, Result};
 use crate::job::Cookie;
@@ -82,12 +83,13 @@ pub struct Shared {
     pub refetched: Vec<u32>,
 }
 
-/// Version of a rank's state, and the communicator whose ranks share it.
+/// Version of a rank's state, and the communicators whose ranks share it.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     version: Option<u64>,
-    /// The communicator whose ranks all have this version.
-    settled: Option<(Cookie, u64)>,
+    /// The communicators on which sharing has succeeded. Their ranks know that in common, whatever other communicators
+    /// each of them has shared the state on since.
+    settled: Vec<Weak<communicator::Shared>>,
     /// An earlier attempt has failed, so some chunks may already be right.
     is_begun: bool,
     /// Server from which newcomers fetch copies, with the communicator for which it was opened.
@@ -98,13 +100,13 @@ impl State {
     /// State of a rank that has nothing yet.
     #[must_use]
     pub const fn new() -> Self {
-        Self { version: None, settled: None, is_begun: false, server: None }
+        Self { version: None, settled: Vec::new(), is_begun: false, server: None }
     }
 
     /// State of a rank whose memory is that of this step.
     #[must_use]
     pub const fn at(version: u64) -> Self {
-        Self { version: Some(version), settled: None, is_begun: false, server: None }
+        Self { version: Some(version), settled: Vec::new(), is_begun: false, server: None }
     }
 
     /// State of a program that begins: of step 0, or of nothing on a newcomer.
@@ -131,7 +133,8 @@ impl State {
     }
 
     /// Sends the latest version from the ranks that have it to those that do not, so that all have it. If it has
-    /// succeeded on this communicator before, it does nothing, at the cost of a comparison.
+    /// succeeded on this communicator before, it does nothing, at the cost of a comparison, even if some ranks have shared
+    /// it on other communicators since.
     ///
     /// All ranks call it, with parts of the same names and lengths in the same order. Blocks as collectives do. If it
     /// fails because a rank is lost, it can be called again on the communicator of the ranks that live; chunks that
@@ -140,7 +143,8 @@ impl State {
     /// # Errors
     /// As for the collectives. [`Error::Usage`], on all ranks, if the parts differ, if no rank has the state, or if a
     /// chunk fails its hash from every sender, since the ranks that have the version then have different bytes. After
-    /// an error, the version of ranks that lack it is `None`, since a part of it may have arrived.
+    /// an error, the version of ranks that lack it is `None`, since a part of it may have arrived. [`Error::Usage`] on
+    /// such a rank, if sharing has succeeded on this communicator before, so that the others send nothing.
     pub fn share(&mut self, comm: &Communicator, parts: &mut [Part<'_>]) -> Result<Shared> {
         self.share_hashed(comm, parts, CHUNK_BYTES, &|bytes| Sha256::digest(bytes).into())
     }
@@ -152,9 +156,10 @@ impl State {
         chunk_bytes: usize,
         hash: &dyn Fn(&[u8]) -> Hash,
     ) -> Result<Shared> {
-        let here = comm.identity();
-        if self.settled == Some(here) {
-            return Ok(Shared::default());
+        if self.settled.iter().any(|settled| settled.as_ptr() == Arc::as_ptr(&comm.shared)) {
+            let problem = "this rank has lost its state in an attempt on another communicator, and the ranks of \
+                           this one have shared theirs; share it on a new communicator";
+            return self.version.map(|_| Shared::default()).ok_or_else(|| usage(comm, problem.to_owned()));
         }
         let (latest, holders, needers) = self.who(comm, parts, chunk_bytes)?;
         let mut shared = Shared::default();
@@ -171,7 +176,9 @@ impl State {
             transfer.run(&hashes, compares)?;
             shared = transfer.shared;
         }
-        (self.version, self.settled, self.is_begun) = (Some(latest), Some(here), false);
+        (self.version, self.is_begun) = (Some(latest), false);
+        self.settled.retain(|settled| settled.strong_count() > 0);
+        self.settled.push(Arc::downgrade(&comm.shared));
         Ok(shared)
     }
 

@@ -129,3 +129,43 @@ fn misuse_is_an_error_on_all_ranks() {
     })
     .unwrap();
 }
+
+#[test]
+fn a_repeat_does_nothing_on_any_rank_whatever_was_shared_in_between() {
+    Cluster::local(3, |comm| {
+        let (mut state, mut held) = (State::at(7), parts());
+        let mut share = |comm: &Communicator| share(comm, &mut state, &mut held, &right).map(drop);
+        share(&comm).unwrap();
+        let pair = (comm.rank() < 2).then(|| comm.group(&[0, 1]).unwrap());
+        pair.as_ref().map_or(Ok(()), &mut share).unwrap();
+        share(&comm).unwrap();
+        comm.barrier().unwrap();
+        // Communicators that are gone are forgotten.
+        drop(pair);
+        share(&comm.duplicate(comm.config().clone()).unwrap()).unwrap();
+        share(&comm.duplicate(comm.config().clone()).unwrap()).unwrap();
+        assert!(state.settled.len() <= 2, "{}", state.settled.len());
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_rank_that_has_lost_its_state_does_not_take_an_earlier_success_for_it() {
+    Cluster::local(2, |comm| {
+        let (mut state, mut held) = (State::at(7), parts());
+        share(&comm, &mut state, &mut held, &right).unwrap();
+        if comm.rank() == 0 {
+            state.advance();
+        }
+        let broken = |bytes: &[u8]| if comm.rank() == 0 { [7; HASH_BYTES] } else { right(bytes) };
+        let other = comm.duplicate(comm.config().clone()).unwrap();
+        share(&other, &mut state, &mut held, &broken).unwrap_err();
+        let again = share(&comm, &mut state, &mut held, &right);
+        match comm.rank() {
+            0 => assert_eq!(again.unwrap(), Shared::default()),
+            _ => assert!(again.unwrap_err().to_string().contains("lost its state"), "rank 1 has none"),
+        }
+        comm.barrier().unwrap();
+    })
+    .unwrap();
+}

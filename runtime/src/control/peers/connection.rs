@@ -35,13 +35,13 @@ impl Connection {
         rank: u32,
         number: u64,
         stream: BoxedStream,
-        events: mpsc::UnboundedSender<Event>,
+        events: &mpsc::UnboundedSender<Event>,
     ) -> Self {
         let tcp = stream.tcp_handle();
         let (read, write) = tokio::io::split(stream);
         let (queue, frames) = mpsc::unbounded_channel();
         tokio::spawn(write_frames(write, frames, |_| ()));
-        let reader = tokio::spawn(read_frames(rank, number, read, events)).abort_handle();
+        let reader = tokio::spawn(read_frames(rank, number, read, events.downgrade())).abort_handle();
         Self { number, queue, reader, tcp, in_flight: Vec::new(), since: Instant::now() }
     }
 
@@ -92,15 +92,14 @@ pub(super) fn put_first(connections: &mut Vec<Connection>, newest: Connection) {
     connections.truncate(CONNECTIONS_MAX);
 }
 
+/// Reads messages for the owner of the connection, which it does not keep alive.
 async fn read_frames(
     rank: u32,
     connection: u64,
     read: ReadHalf<BoxedStream>,
-    events: mpsc::UnboundedSender<Event>,
+    events: mpsc::WeakUnboundedSender<Event>,
 ) {
     let mut reader = BufReader::new(read);
-    // Weak, so that a connection does not keep its owner alive.
-    let events = events.downgrade();
     while let Ok(Some(frame)) = read_frame(&mut reader, MAX_FRAME_BETWEEN_MEMBERS).await {
         let (Ok(message), Some(events)) = (decode(&frame), events.upgrade()) else { break };
         let _ = events.send(Event::Received { rank, message });
@@ -124,7 +123,7 @@ mod tests {
         let (mut connections, mut far) = (Vec::new(), Vec::new());
         for number in 0..5 {
             let (near, end) = tokio::io::duplex(1 << 12);
-            put_first(&mut connections, Connection::new(7, number, Box::new(near), events.clone()));
+            put_first(&mut connections, Connection::new(7, number, Box::new(near), &events));
             far.push(end);
         }
         assert_eq!(connections.iter().map(|connection| connection.number).collect::<Vec<_>>(), [4, 3]);
@@ -136,5 +135,17 @@ mod tests {
         let received = inbox.recv().await;
         assert!(matches!(received, Some(Event::Received { rank: 7, message: PeerMessage::Ping })));
         assert!(matches!(inbox.recv().await, Some(Event::Ended { rank: 7, connection: 0 })));
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_connection_does_not_keep_its_owner_alive() {
+        let (events, mut inbox) = mpsc::unbounded_channel();
+        let (near, _far) = tokio::io::duplex(1 << 12);
+        let _connection = Connection::new(7, 0, Box::new(near), &events);
+        // The reader has begun to read.
+        tokio::task::yield_now().await;
+        drop(events);
+        let next = tokio::time::timeout(Duration::from_secs(20), inbox.recv()).await;
+        assert!(next.expect("no sender is left").is_none());
     }
 }

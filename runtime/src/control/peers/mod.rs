@@ -580,7 +580,7 @@ impl Task {
         let Some(events) = self.events.upgrade() else { return };
         let number = self.next_connection;
         self.next_connection += 1;
-        let mut connection = Connection::new(rank, number, stream, events);
+        let mut connection = Connection::new(rank, number, stream, &events);
         let connections = self.connections.entry(rank).or_default();
         let unacknowledged =
             connections.first().map(|connection| connection.unacknowledged().to_vec()).unwrap_or_default();
