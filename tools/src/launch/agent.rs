@@ -395,7 +395,7 @@ mod tests {
         }
         for first in ["localhost", "me@localhost", "127.0.0.1", "::1"] {
             let error = rendezvous(&hosts(&[first, "b"])).unwrap_err();
-            assert!(error.message.contains("to b"), "{error}");
+            assert!(error.message.contains("on b"), "{error}");
         }
     }
 
