@@ -86,6 +86,11 @@ fn names_of_nccl_tests() {
     assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
     assert!(stdout.contains("# Collective test starting: all_gather_perf_mpi\n"), "{stdout}");
     assert_eq!(rows(&stdout)[0][..5], ["1024", "128", "float", "none", "-1"]);
+    for options in [&[][..], &["-t", "1", "-g", "1"]] {
+        let output = command(&name).args(["-b", "1K", "-e", "1K", "-n", "2"]).args(options).output().unwrap();
+        let stdout = text(&output.stdout);
+        assert_eq!(stdout.matches("#  Rank ").count(), 1, "{stdout}");
+    }
 }
 
 #[test]
