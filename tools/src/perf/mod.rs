@@ -20,6 +20,7 @@ use kolo_collectives::Task;
 use crate::backend::{self, Comm, Request};
 use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
 use crate::info::machine;
+use crate::planning::shares_memory;
 use crate::launch;
 
 pub(crate) mod args;
@@ -104,7 +105,7 @@ fn check_before_start(settings: &Settings) -> Result<()> {
     let ranks = settings.ranks.total();
     let root = settings.roots(ranks)?.first().and_then(|root| u32::try_from(*root).ok()).unwrap_or(0);
     // Here, as in the run itself, all ranks are on one host.
-    let shares = settings.transport.as_ref().is_none_or(|list| list == "auto" || list.contains("shm"));
+    let shares = shares_memory(&backend::config(&request(settings, (0, 1)))?.transports);
     let task = |collective| {
         let task = Task::new(collective, ranks).with_root(root);
         if shares { task.with_stages() } else { task }
