@@ -312,6 +312,13 @@ fn programs_of_a_job_can_meet() {
 
 /// Uses the stand-in for libibverbs, which needs no adapter.
 #[test]
+#[test]
+fn variables_for_the_ranks_arrive_on_this_machine_too() {
+    let output =
+        kolo("run -n 2 -x MADE=a=b -x NOT_SET_ANYWHERE -- sh -c").arg("echo $MADE").output().unwrap();
+    assert_eq!(text(&output.stdout), "a=b\na=b\n");
+}
+
 fn info_says_what_becomes_of_registrations_and_of_a_fork() {
     let library = std::path::Path::new(KOLO).with_file_name("examples/libfake_ibverbs.so");
     // Rebuilds the library even if it exists, since it may be outdated.

@@ -533,6 +533,9 @@ fn what_contradicts_itself_is_refused() {
         (&["--hosts", "a", "--agent", " "], "--agent is empty"),
         (&["--hosts", "a", "--rendezvous", "nowhere"], "--rendezvous 'nowhere' is not valid"),
         (&["--hosts", "a", "-x", "=1"], "does not name a variable"),
+        (&["-x", "=1"], "does not name a variable"),
+        (&["--agent", "rsh"], "--hostfile <FILE>"),
+        (&["--remote-kolo", "/opt/kolo"], "--hostfile <FILE>"),
     ] {
         let ended = command(KOLO).arg("run").args(options).args(["--", "true"]).output().unwrap();
         assert!(!ended.status.success() && text(&ended.stderr).contains(problem), "{options:?}: {ended:?}");

@@ -63,7 +63,7 @@ of it is left running, even if the launcher is killed.";
 
 /// Options of `kolo run`.
 #[derive(Args, Debug, Clone)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, group(clap::ArgGroup::new("on_hosts").args(["hosts", "hostfile"])))]
 pub(crate) struct RunArgs {
     /// Ranks to start on this machine, or with --hosts on each host that has no number [default: 1]
     #[arg(short = 'n', long, value_name = "N")]
@@ -86,12 +86,13 @@ pub(crate) struct RunArgs {
     hostfile: Option<PathBuf>,
     /// Command that starts another command on a host. {host} in it is replaced by the host's name, which is otherwise
     /// appended
-    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
+    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes", requires = "on_hosts")]
     agent: String,
     /// Path of this program on the other hosts [default: the path by which it was called here]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", requires = "on_hosts")]
     remote_kolo: Option<PathBuf>,
-    /// A variable for the ranks on other hosts, NAME or NAME=VALUE; KOLO_* are always passed on
+    /// A variable for the ranks, NAME or NAME=VALUE. Ranks on other hosts get KOLO_* and those that are named here, ranks of
+    /// this machine get all
     #[arg(short = 'x', long, value_name = "NAME")]
     export: Vec<String>,
     /// Unit to which each rank is bound
@@ -378,7 +379,7 @@ fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> R
         bounds,
         numbers: ranks..most + args.spares,
         bind: (args.bind, ranks as usize),
-        environment: Vec::new(),
+        environment: exported(args)?,
         restarts: args.restarts,
         in_its_slot: most == ranks && args.spares == 0,
     };
@@ -393,6 +394,12 @@ fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
             format!(
                 "--node-rank {} is not one of the {} machines given by --nodes",
                 args.node_rank, args.nodes
+/// Returns the variables that --export gives the ranks of this machine.
+fn exported(args: &RunArgs) -> Result<Vec<(String, OsString)>> {
+    let exported = environment::exported(&args.export)?;
+    Ok(exported.into_iter().map(|(name, value)| (name, value.into())).collect())
+}
+
             ),
             "Number the machines from 0 to one less than --nodes",
         ));
@@ -408,8 +415,10 @@ fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
         .map(|(local, cpus)| {
             let rank = args.node_rank * local_of + local;
             let position = Position { rank, of, local, local_of, node: args.node_rank };
-            Rank { cpus, ..Rank::new(rank, rendezvous.environment(position)) }
+            let environment = [rendezvous.environment(position), exported.clone()].concat();
+            Rank { cpus, ..Rank::new(rank, environment) }
         })
+    let exported = exported(args)?;
         .collect();
     Ok(Job {
         program: program.clone(),
@@ -500,8 +509,13 @@ mod tests {
     #[test]
     fn newcomers_and_those_started_again_find_the_invitation() {
         let elastic = |text: &str, spares| {
-            let args =
-                RunArgs { elastic: Some(text.to_owned()), spares, bind: Bind::Core, ..args(2, 1, 0, None) };
+            let args = RunArgs {
+                elastic: Some(text.to_owned()),
+                spares,
+                bind: Bind::Core,
+                export: vec!["MADE=a=b".to_owned()],
+                ..args(2, 1, 0, None)
+            };
             let (rendezvous, directory) = rendezvous(&args, None).unwrap();
             let mut job = job(&args, &rendezvous).unwrap();
             make_elastic(&mut job, &args, directory.as_ref()).unwrap();
@@ -517,6 +531,7 @@ mod tests {
         assert!(variable(&job, 4, "RANK").is_empty() && !job.again.unwrap().in_its_slot);
         let job = elastic("1:2", 0);
         assert!(job.ranks.len() == 2 && job.again.unwrap().in_its_slot);
+        assert!((0..5).all(|rank| variable(&job, rank, "MADE") == "a=b"));
         let job = elastic("1", 0);
         assert!(job.again.is_none() && variable(&job, 0, "KOLO_ELASTIC").is_empty(), "as the program says");
     }
