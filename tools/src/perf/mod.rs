@@ -12,7 +12,6 @@ use args::PerfArgs;
 use budget::Budget;
 use environment::Environment;
 use settings::{Ranks, Settings};
-use test::Test;
 
 use kolo::internal::join::Launched;
 use kolo_collectives::Task;
@@ -20,8 +19,8 @@ use kolo_collectives::Task;
 use crate::backend::{self, Comm, Request};
 use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
 use crate::info::machine;
-use crate::planning::shares_memory;
 use crate::launch;
+use crate::planning::shares_memory;
 
 pub(crate) mod args;
 mod budget;
@@ -112,12 +111,7 @@ fn check_before_start(settings: &Settings) -> Result<()> {
     };
     let task = settings.test.collective().map(task);
     backend::check(&request(settings, (0, 1)), task.as_ref())?;
-    if settings.test == Test::Hypercube && !ranks.is_power_of_two() {
-        return Err(CliError::usage(
-            format!("hypercube needs a power-of-two number of ranks, but there are {ranks}"),
-            format!("Use --ranks {}", ranks.next_power_of_two()),
-        ));
-    }
+    settings.test.check_ranks(ranks)?;
     if let Some(memory) = machine::memory() {
         Budget::new(memory, ranks).max_bytes(settings)?;
     }

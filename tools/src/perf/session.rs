@@ -111,18 +111,13 @@ fn sweep(
 ) -> Result<()> {
     let settings = bench.settings;
     let ranks = bench.group.world_size();
-    if settings.test == Test::Hypercube && !ranks.is_power_of_two() {
-        return Err(CliError::usage(
-            format!("hypercube needs a power-of-two number of ranks, but there are {ranks}"),
-            format!("Use --ranks {}", ranks.next_power_of_two()),
-        ));
-    }
+    let fewest = least_group(bench)?;
     let columns = Columns::of(settings);
     console.lines(&text::header(columns))?;
     let mut lines = Vec::new();
     for &element in &settings.types {
         for &op in &settings.ops {
-            for &root in &settings.roots(ranks)? {
+            for &root in &settings.roots(fewest)? {
                 lines.push(Line { element, op, root });
             }
         }
@@ -172,6 +167,15 @@ fn sweep(
 /// Prints how the library carries an operation out, if that differs from the one before.
 fn tell_way(
     bench: &mut Bench<'_>,
+/// Returns the number of ranks in the smallest group, after a check that the test can run in all groups. All ranks get the
+/// same result: they measure the same rows, or none.
+fn least_group(bench: &Bench<'_>) -> Result<u32> {
+    let (test, ranks) = (bench.settings.test, bench.group.world_size());
+    let unsuited = bench.least(test.check_ranks(ranks).map_or(u64::from(ranks), |()| u64::MAX))?;
+    u32::try_from(unsuited).map_or(Ok(()), |ranks| test.check_ranks(ranks))?;
+    Ok(bench.least(ranks.into())? as u32)
+}
+
     operation: &Operation,
     bytes: u64,
     last: &mut String,
@@ -435,6 +439,38 @@ mod tests {
     #[test]
     fn files_are_written() {
         let directory = tempfile::tempdir().unwrap();
+    /// Ranks 0 and 2 are a group, and rank 1 is one of its own.
+    #[test]
+    fn groups_of_unequal_size_measure_the_same_rows() {
+        let ended = |line: &str| {
+            let settings = Settings::new(&parse_perf(line.split(' ')).unwrap(), None).unwrap();
+            let split = |name: &str| (name == "NCCL_TESTS_SPLIT").then(|| "MOD 2".to_owned());
+            let environment = Environment::read(split).unwrap();
+            let (ended, output) = (Mutex::new(Vec::new()), Shared::default());
+            backend::threads(3, &backend::Request::default(), &|comm| {
+                let is_first = comm.rank() == 0;
+                let mut console = if is_first { Console::to(output.clone()) } else { Console::silent() };
+                let result = run_on(&mut console, open_json, &settings, &environment, comm.as_ref());
+                ended.lock().unwrap().push(result.map_err(|error| error.message));
+                Ok(())
+            })
+            .unwrap();
+            let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
+            (ended.into_inner().unwrap(), text.lines().filter(|line| line.starts_with(' ')).count())
+        };
+        // The root that both groups have.
+        assert_eq!(ended("reduce -b 8 -e 8 -n 2 -r -1"), (vec![Ok(true); 3], 1));
+        for (line, because) in
+            [("reduce -b 8 -e 8 -n 2 -r 1", "root 1"), ("broadcast -b 8 -e 8 -n 2 -r 2", "root 2")]
+        {
+            let (ended, _) = ended(line);
+            assert!(
+                ended.iter().all(|it| it.as_ref().is_err_and(|error| error.contains(because))),
+                "{ended:?}"
+            );
+        }
+    }
+
         let (json, svg) = (directory.path().join("a.json"), directory.path().join("a.svg"));
         let line = format!(
             "all_reduce -b 8 -e 1K -f 2 -n 2 -I 1 -M 1 -S 1 -v -J {} --plot {}",
