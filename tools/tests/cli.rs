@@ -135,6 +135,19 @@ fn nonsense_gets_a_paragraph_and_no_hang() {
 }
 
 #[test]
+fn a_file_that_cannot_be_written_costs_no_measurement() {
+    for (line, file) in [
+        ("perf all_reduce -b 8 -e 8 -n 1 --ranks 2 --plot /nonexistent/x.svg", "the plot /nonexistent/x.svg"),
+        ("doctor --svg /nonexistent/x.svg", "the heat map /nonexistent/x.svg"),
+        ("tune --out /dev/null/x.toml", "/dev/null"),
+    ] {
+        let output = run(line);
+        assert!(!output.status.success() && text(&output.stderr).contains(file), "{output:?}");
+        assert_eq!(text(&output.stdout), "", "{line}");
+    }
+}
+
+#[test]
 fn names_of_nccl_tests_take_unknown_types_and_operators_as_it_does() {
     let directory = tempfile::tempdir().unwrap();
     let name = directory.path().join("all_reduce_perf");
@@ -300,6 +313,13 @@ fn the_exit_code_of_a_program_is_passed_on() {
 }
 
 #[test]
+fn variables_for_the_ranks_arrive_on_this_machine_too() {
+    let output =
+        kolo("run -n 2 -x MADE=a=b -x NOT_SET_ANYWHERE -- sh -c").arg("echo $MADE").output().unwrap();
+    assert_eq!(text(&output.stdout), "a=b\na=b\n");
+}
+
+#[test]
 fn programs_of_a_job_can_meet() {
     // `kolo perf` under `kolo run` joins instead of starting ranks of its own.
     let perf = format!("run -n 2 -- {KOLO} perf all_reduce -b 8 -e 8 -n 2");
@@ -312,13 +332,6 @@ fn programs_of_a_job_can_meet() {
 
 /// Uses the stand-in for libibverbs, which needs no adapter.
 #[test]
-#[test]
-fn variables_for_the_ranks_arrive_on_this_machine_too() {
-    let output =
-        kolo("run -n 2 -x MADE=a=b -x NOT_SET_ANYWHERE -- sh -c").arg("echo $MADE").output().unwrap();
-    assert_eq!(text(&output.stdout), "a=b\na=b\n");
-}
-
 fn info_says_what_becomes_of_registrations_and_of_a_fork() {
     let library = std::path::Path::new(KOLO).with_file_name("examples/libfake_ibverbs.so");
     // Rebuilds the library even if it exists, since it may be outdated.

@@ -20,6 +20,7 @@ use crate::backend::{self, Comm};
 use crate::clock::local_now;
 use crate::error::{CliError, Result};
 use crate::info::machine;
+use crate::output_file::OutputFile;
 
 /// One combination of the loops around the sizes.
 #[derive(Clone, Copy)]
@@ -45,6 +46,8 @@ fn run_on(
     let start_time = local_now();
     let resident_at_start = machine::resident_bytes();
     console.lines(&settings.remarks)?;
+    let plot = settings.plot.as_ref().filter(|_| console.prints());
+    let plot = plot.map(|path| OutputFile::open("plot", path)).transpose()?;
     let json_file = open_json(settings, console)?;
     let colour = environment.split.map(|split| split.colour(world.rank()));
     let split = colour.map(|colour| world.split(colour)).transpose()?;
@@ -91,12 +94,12 @@ fn run_on(
     });
     if unwritten.is_none() {
         console.lines(&text::trailer(&settings.program, &verdict, memory.as_deref()))?;
-        if let (Some(path), true) = (&settings.plot, console.prints()) {
-            plot::draw(path, &plot_title(settings, world, &devices), &rows)?;
-        }
     }
+    let plot = plot.filter(|_| unwritten.is_none());
+    let drawn = plot.map(|file| plot::draw(file, &plot_title(settings, world, &devices), &rows));
     // No rank leaves while others still write their results.
     world.barrier()?;
+    drawn.unwrap_or(Ok(()))?;
     unwritten.map_or(Ok(()), Err)?;
     if console.is_unread() { Err(CliError::unread()) } else { Ok(verdict.okay()) }
 }
@@ -164,9 +167,6 @@ fn sweep(
     Ok(())
 }
 
-/// Prints how the library carries an operation out, if that differs from the one before.
-fn tell_way(
-    bench: &mut Bench<'_>,
 /// Returns the number of ranks in the smallest group, after a check that the test can run in all groups. All ranks get the
 /// same result: they measure the same rows, or none.
 fn least_group(bench: &Bench<'_>) -> Result<u32> {
@@ -176,6 +176,9 @@ fn least_group(bench: &Bench<'_>) -> Result<u32> {
     Ok(bench.least(ranks.into())? as u32)
 }
 
+/// Prints how the library carries an operation out, if that differs from the one before.
+fn tell_way(
+    bench: &mut Bench<'_>,
     operation: &Operation,
     bytes: u64,
     last: &mut String,
@@ -436,9 +439,6 @@ mod tests {
         assert!(run_alone("reduce -b 8 -e 8 -r 1").unwrap_err().message.contains("out of range"));
     }
 
-    #[test]
-    fn files_are_written() {
-        let directory = tempfile::tempdir().unwrap();
     /// Ranks 0 and 2 are a group, and rank 1 is one of its own.
     #[test]
     fn groups_of_unequal_size_measure_the_same_rows() {
@@ -471,6 +471,9 @@ mod tests {
         }
     }
 
+    #[test]
+    fn files_are_written() {
+        let directory = tempfile::tempdir().unwrap();
         let (json, svg) = (directory.path().join("a.json"), directory.path().join("a.svg"));
         let line = format!(
             "all_reduce -b 8 -e 1K -f 2 -n 2 -I 1 -M 1 -S 1 -v -J {} --plot {}",

@@ -19,6 +19,7 @@ use crate::configuration;
 use crate::error::{CliError, EXIT_FAILURE, Result};
 use crate::info::machine;
 use crate::launch;
+use crate::output_file::OutputFile;
 use crate::perf::console::Console;
 use check::{COLLECTIVES, Checked};
 use cluster::Cluster;
@@ -108,6 +109,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
         return check(args);
     }
     let path = args.out.clone().map_or_else(default_path, Ok)?;
+    let is_first = launch::environment::launched()?.is_none_or(|launched| launched.rank == 0);
+    let file = is_first.then(|| create(&path)).transpose()?;
     let mut console = Console::stdout();
     let network = match cluster::network(&mut console)? {
         Cluster::Alone => None,
@@ -115,8 +118,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
         Cluster::Others => return Ok(ExitCode::SUCCESS),
     };
     let profile = Profile { network, ..measure(&mut console)? };
-    write(&path, &profile)?;
     console.lines(&report::profile(&profile))?;
+    file.map_or(Ok(()), |file| file.write(&profile.to_toml()))?;
     console.line(&format!("\nWritten to {0}. To use it: export KOLO_PROFILE={0}", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -130,14 +133,13 @@ fn default_path() -> Result<PathBuf> {
         .ok_or_else(|| CliError::usage("neither XDG_CONFIG_HOME nor HOME is set", "Name a file with --out"))
 }
 
-fn write(path: &Path, profile: &Profile) -> Result<()> {
-    let written = match path.parent() {
-        Some(directory) if !directory.as_os_str().is_empty() => fs::create_dir_all(directory),
-        _ => Ok(()),
-    };
-    written
-        .and_then(|()| fs::write(path, profile.to_toml()))
-        .map_err(|error| CliError::system(format!("{} cannot be written", path.display()), &error))
+/// Creates the file of the profile, and its folder.
+fn create(path: &Path) -> Result<OutputFile> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        fs::create_dir_all(folder)
+            .map_err(|error| CliError::system(format!("{} cannot be created", folder.display()), &error))?;
+    }
+    OutputFile::open("profile", path)
 }
 
 fn measure(console: &mut Console) -> Result<Profile> {
