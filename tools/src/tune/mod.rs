@@ -189,16 +189,7 @@ fn check(args: &TuneArgs) -> Result<ExitCode> {
     if let Some(ranks) = args.ranks.iter().find(|ranks| !(2..=1024).contains(*ranks)) {
         return Err(CliError::usage(format!("{ranks} ranks cannot be checked"), "Use 2 to 1024"));
     }
-    let mut wanted: Vec<_> = COLLECTIVES.into_iter().enumerate().collect();
-    if !args.collective.is_empty() {
-        wanted.retain(|(_, collective)| args.collective.iter().any(|name| name == collective.name()));
-    }
-    if wanted.is_empty() {
-        return Err(CliError::usage(
-            format!("{} are not checked", args.collective.join(", ")),
-            format!("Choose from {}", COLLECTIVES.map(Collective::name).join(", ")),
-        ));
-    }
+    let wanted = wanted(&args.collective)?;
     let profile = Config::from_env()?.profile;
     let mut console = Console::stdout();
     console.line(&match &profile {
@@ -220,6 +211,20 @@ fn check(args: &TuneArgs) -> Result<ExitCode> {
     console.end();
     console.lines(&verdict::lines(&cases, args.verbose))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the collectives to check, with their numbers: all unless some are named.
+fn wanted(names: &[String]) -> Result<Vec<(usize, Collective)>> {
+    let all = COLLECTIVES.into_iter().enumerate();
+    let is_known = |name: &&String| COLLECTIVES.iter().any(|collective| collective.name() == *name);
+    match names.iter().find(|name| !is_known(name)) {
+        None if names.is_empty() => Ok(all.collect()),
+        None => Ok(all.filter(|(_, it)| names.iter().any(|name| name == it.name())).collect()),
+        Some(name) => Err(CliError::usage(
+            format!("'{name}' is not checked"),
+            format!("Choose from {}", COLLECTIVES.map(Collective::name).join(", ")),
+        )),
+    }
 }
 
 /// Starts the ranks of a part, and returns their findings.
@@ -282,4 +287,21 @@ fn leave(comm: &Communicator, file: &Path, found: &impl Serialize) -> Result<()>
     }
     // No rank leaves while others are still measuring.
     Ok(comm.barrier()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_must_be_one_of_a_collective_that_is_checked() {
+        let wanted = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            wanted(&names).map(|found| found.into_iter().map(|(_, it)| it).collect::<Vec<_>>())
+        };
+        assert_eq!(wanted(&[]).unwrap(), COLLECTIVES);
+        assert_eq!(wanted(&["broadcast"]).unwrap(), [Collective::Broadcast]);
+        let error = wanted(&["all_reduce", "brodcast"]).unwrap_err();
+        assert!(error.message.contains("'brodcast'") && error.message.contains("broadcast"), "{error}");
+    }
 }
