@@ -187,7 +187,14 @@ fn hosts(args: &RunArgs) -> Result<Option<Vec<hosts::Host>>> {
     let each = args.ranks.map(|_| ranks(args)).transpose()?;
     match (&args.hosts, &args.hostfile) {
         (Some(list), _) => hosts::parse(list, each).map(Some),
-        (None, Some(file)) => hosts::read(file, each).map(Some),
+        (None, Some(file)) => {
+            let (hosts, notes) = hosts::read(file, each)?;
+            for note in notes {
+                // Written here, as the note about the input is.
+                let _ = writeln!(std::io::stderr(), "kolo: {note}");
+            }
+            Ok(Some(hosts))
+        }
         (None, None) => Ok(None),
     }
 }
@@ -387,6 +394,12 @@ fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> R
     Ok(())
 }
 
+/// Returns the variables that --export gives the ranks of this machine.
+fn exported(args: &RunArgs) -> Result<Vec<(String, OsString)>> {
+    let exported = environment::exported(&args.export)?;
+    Ok(exported.into_iter().map(|(name, value)| (name, value.into())).collect())
+}
+
 fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
     let local_of = ranks(args)?;
     if args.nodes == 0 || args.node_rank >= args.nodes {
@@ -394,12 +407,6 @@ fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
             format!(
                 "--node-rank {} is not one of the {} machines given by --nodes",
                 args.node_rank, args.nodes
-/// Returns the variables that --export gives the ranks of this machine.
-fn exported(args: &RunArgs) -> Result<Vec<(String, OsString)>> {
-    let exported = environment::exported(&args.export)?;
-    Ok(exported.into_iter().map(|(name, value)| (name, value.into())).collect())
-}
-
             ),
             "Number the machines from 0 to one less than --nodes",
         ));
@@ -410,6 +417,7 @@ fn exported(args: &RunArgs) -> Result<Vec<(String, OsString)>> {
     let (program, arguments) = args.command.split_first().ok_or_else(|| {
         CliError::usage("no program was given", "Put it after --, for example: kolo run -n 4 -- ./train")
     })?;
+    let exported = exported(args)?;
     let ranks = (0..local_of)
         .zip(bind::places(args.bind, local_of as usize, 0))
         .map(|(local, cpus)| {
@@ -418,7 +426,6 @@ fn exported(args: &RunArgs) -> Result<Vec<(String, OsString)>> {
             let environment = [rendezvous.environment(position), exported.clone()].concat();
             Rank { cpus, ..Rank::new(rank, environment) }
         })
-    let exported = exported(args)?;
         .collect();
     Ok(Job {
         program: program.clone(),
@@ -524,6 +531,7 @@ mod tests {
         let job = elastic("1:3", 2);
         assert_eq!((job.ranks.len(), job.least), (5, Some(1)));
         assert!(job.ranks.iter().all(|rank| rank.cpus.is_some()), "newcomers are bound, too");
+        assert!((0..5).all(|rank| variable(&job, rank, "MADE") == "a=b"));
         assert_eq!(variable(&job, 0, "KOLO_ELASTIC"), "1:3");
         assert!(variable(&job, 0, "KOLO_JOIN").is_empty() && !variable(&job, 1, "RANK").is_empty());
         let path = variable(&job, 0, "KOLO_INVITE");
@@ -531,7 +539,6 @@ mod tests {
         assert!(variable(&job, 4, "RANK").is_empty() && !job.again.unwrap().in_its_slot);
         let job = elastic("1:2", 0);
         assert!(job.ranks.len() == 2 && job.again.unwrap().in_its_slot);
-        assert!((0..5).all(|rank| variable(&job, rank, "MADE") == "a=b"));
         let job = elastic("1", 0);
         assert!(job.again.is_none() && variable(&job, 0, "KOLO_ELASTIC").is_empty(), "as the program says");
     }
