@@ -33,9 +33,8 @@ case $profile in
     *) built=$target/$profile ;;
 esac
 if [ "$profile" = release ]; then
-    # The same flags as in dist.sh, so that Cargo need not build again what both scripts need.
-    RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=$root=kolo --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
-    export RUSTFLAGS
+    . "$root/bindings/remap.sh"
+    remap_paths
 fi
 # shellcheck disable=SC2086 # words
 (cd "$root" && "$cargo" $build --profile "$profile" --target-dir "$target" >&2)
@@ -72,5 +71,6 @@ to=$destdir$prefix
 mkdir -p "$to"
 # Links are copied as links; folders that exist already keep their owner and mode.
 tar -cf - bin include lib share | tar -C "$to" --no-same-owner --no-overwrite-dir -xf -
-echo "installed in $to: programs in C find it by PKG_CONFIG_PATH=$prefix/lib/pkgconfig or CMAKE_PREFIX_PATH=$prefix," \
-    "those of MPI by LD_LIBRARY_PATH=$prefix/lib/kolo-mpi"
+echo "installed in $to: programs in C are built with PKG_CONFIG_PATH=$prefix/lib/pkgconfig or CMAKE_PREFIX_PATH=$prefix. They find the" \
+    "library by the -rpath of docs/c-api.md, by LD_LIBRARY_PATH=$prefix/lib, or, if the system searches $prefix/lib, after ldconfig;" \
+    "programs of MPI find theirs by LD_LIBRARY_PATH=$prefix/lib/kolo-mpi"

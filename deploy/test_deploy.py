@@ -56,6 +56,8 @@ def test_kubernetes(name: str, tmp_path: Path) -> None:
     pod = spec["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] and pod["restartPolicy"] == "Never"
     [container] = pod["containers"]
+    # The image that the page builds is in no registry, and "latest" has the nodes ask one.
+    assert container["image"] == f"{_built_image()}:latest" and container["imagePullPolicy"] == "IfNotPresent"
     told = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert int(told["WORLD_SIZE"]) == spec["completions"] and told["MASTER_ADDR"] == host
     # Run the same command with the same variables, except those whose values only a cluster has.
@@ -103,6 +105,12 @@ def test_frameworks(module: str, program: str) -> None:
     if found is None or found.origin is None:
         pytest.skip(f"{module} is not installed")
     assert "2 ranks on" in run([[sys.executable, str(HERE / program), "--ranks", "2"]], [{}])
+
+
+def _built_image() -> str:
+    found = re.search(r"`docker build .* -t (\S+) \.`", (HERE / "README.md").read_text())
+    assert found is not None
+    return found.group(1)
 
 
 def _free_port() -> int:

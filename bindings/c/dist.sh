@@ -38,14 +38,10 @@ case $profile in
     dev) built=$target/debug build=build-as-tests ;;
     *) built=$target/$profile ;;
 esac
+# Other profiles are for tests, and reuse what was built.
 if [ "$profile" = release ]; then
-    # No path of the machine that builds ends up in messages. Other profiles are for tests, and reuse what was built.
-    remap="--remap-path-prefix=$root=kolo --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=cargo"
-    # Flags that are there already are not repeated: other ones would have everything built anew.
-    case ${RUSTFLAGS:-} in
-        *"$remap"*) ;;
-        *) RUSTFLAGS="${RUSTFLAGS:-} $remap"; export RUSTFLAGS ;;
-    esac
+    . "$root/bindings/remap.sh"
+    remap_paths
 fi
 # shellcheck disable=SC2086 # words
 "$cargo" $build --lib --profile "$profile" --target-dir "$target" >&2

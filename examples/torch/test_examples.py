@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from training.backends import BACKENDS, why_not  # noqa: E402
+from training.data import DEBIAN_PACKAGE  # noqa: E402
 from training.idx import read_idx  # noqa: E402
 
 IMAGES = HERE.parent / "data"  # 2,000 of them, part of the repository
@@ -52,6 +53,14 @@ def run(*command: str) -> str:
 def test_mpi_flow(backend: str) -> None:
     output = run(*TORCHRUN, "mpi_flow.py", "--backend", backend, "--data", str(IMAGES), "--epochs", "1")
     assert "epoch 1, rank 0: loss" in output and "epoch 1, rank 1: loss" in output
+
+
+@pytest.mark.skipif(DEBIAN_PACKAGE.is_dir(), reason="Debian's package has images")
+def test_images_come_with_the_programs(tmp_path: Path) -> None:
+    (tmp_path / "sklearn.py").write_text("raise ImportError('hidden')\n")
+    program = "from training.data import load; print(load(None).source, len(load(None).train))"
+    output = run("env", f"PYTHONPATH={tmp_path}", sys.executable, "-c", program)
+    assert output == "the part of Fashion-MNIST that comes with Kolo 2000\n", output
 
 
 @backends

@@ -32,6 +32,17 @@ pub enum Transports {
     Only(Vec<TransportKind>),
 }
 
+impl Transports {
+    /// Returns the transports in order of preference.
+    #[must_use]
+    pub fn kinds(&self) -> &[TransportKind] {
+        match self {
+            Self::Auto => &TransportKind::ALL,
+            Self::Only(list) => list,
+        }
+    }
+}
+
 /// How far results may depend on the way they are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -61,7 +61,8 @@ pub mod internal {
         pub use crate::reduce::*;
     }
     pub mod selection {
-        pub use crate::dispatch::{apply_settings, default_channels, serving_plans};
+        pub use crate::communicator::model_inside;
+        pub use crate::dispatch::{apply_settings, offered_channels, serving_plans};
     }
     pub mod supply {
         pub use crate::supply::bytes_left;

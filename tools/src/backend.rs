@@ -211,7 +211,7 @@ pub(crate) fn way_here(
 }
 
 /// Returns the settings in force: those of the environment, overridden by the command line.
-fn config(request: &Request) -> Result<Config> {
+pub(crate) fn config(request: &Request) -> Result<Config> {
     let mut config = Config::from_env()?;
     if let Some(list) = &request.transport {
         config.transports = kolo::config::parse_transports(list).map_err(|_| {

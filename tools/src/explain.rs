@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use kolo::internal::profile::{Inside, Loaded, Rates};
-use kolo::internal::selection::apply_settings;
+use kolo::internal::profile::{Loaded, Rates};
+use kolo::internal::selection::{apply_settings, model_inside};
 use kolo::{Config, DataType, LoadedPlans};
 use kolo_collectives::check::{self, Options};
 use kolo_collectives::model::Model;
@@ -21,7 +21,7 @@ use crate::error::{CliError, Result};
 use crate::info::machine;
 use crate::perf::{console, human_bytes};
 use crate::plan_file::{self, PlanArgs};
-use crate::planning::{CallArgs, human_seconds, on_unequal_hosts};
+use crate::planning::{CallArgs, human_seconds, inside, on_unequal_hosts};
 
 mod in_force;
 
@@ -137,7 +137,7 @@ fn explain(args: &ExplainArgs, config: &Config) -> Result<String> {
     }
     let per_host = args.ranks / args.hosts;
     let hosts: Vec<u32> = (0..args.ranks).map(|rank| rank / per_host).collect();
-    let task = args.call.task(hosts.clone())?;
+    let task = args.call.task(hosts.clone(), &config.transports)?;
     let call = in_force::applied(&args.call, config, &task)?;
     if args.file.plan_out.is_none()
         && let Some(loaded) = in_force::plans(&call, config, &hosts, &task)?
@@ -149,7 +149,7 @@ fn explain(args: &ExplainArgs, config: &Config) -> Result<String> {
         Some(rates) => on_unequal_hosts(task, &rates.hosts),
         None => task,
     };
-    let mut model = with_profile(args.network.model(), profile);
+    let mut model = configured(args.network.model(), config);
     model.oversubscription = (f64::from(per_host) / f64::from(args.processors_per_host())).max(1.0);
     let mut choice = choose(&call, &task, &model)?;
     apply_settings(&mut choice, config.segment_bytes, config.window);
@@ -177,7 +177,7 @@ fn explain_file(
     path: &Path,
     used: Option<&LoadedPlans>,
 ) -> Result<String> {
-    let model = with_profile(args.network.model(), config.profile.as_ref());
+    let model = configured(args.network.model(), config);
     let cluster = |ranks: u32| Cluster {
         hosts: args.hosts.max(1),
         ranks_per_host: ranks / args.hosts.max(1),
@@ -196,9 +196,10 @@ pub(crate) fn choose(call: &CallArgs, task: &Task, model: &Model) -> Result<Choi
     })
 }
 
-/// Applies a profile, if there is one, to the constants, for ranks that share memory inside a host.
-pub(crate) fn with_profile(model: Model, profile: Option<&Loaded>) -> Model {
-    profile.map_or(model, |loaded| loaded.profile.apply(Inside::Shm, model))
+/// Applies the profile, if there is one, and the transports that may be used, to the constants.
+pub(crate) fn configured(model: Model, config: &Config) -> Model {
+    let profile = config.profile.as_ref().map(|loaded| &loaded.profile);
+    model_inside(inside(&config.transports), model, profile)
 }
 
 /// Returns the rates of a profile's hosts, in its order, if it has this number of hosts.
@@ -387,6 +388,20 @@ mod tests {
             explained(&format!("{call} --canonical")).unwrap().contains(text.lines().nth(1).unwrap()),
             "{text}"
         );
+    }
+
+    #[test]
+    fn ranks_share_memory_only_if_a_transport_does() {
+        let call = "all_reduce -n 4 -b 1M";
+        assert!(explained(call).unwrap().contains("algorithm  staged"));
+        for (transports, has_stages) in
+            [("tcp", false), ("tcp,shm", false), ("rdma,tcp", false), ("shm,tcp", true)]
+        {
+            let value = |name: &str| (name == "KOLO_TRANSPORT").then(|| transports.to_owned());
+            let text = explained_with(call, &Config::from_lookup(&value).unwrap()).unwrap();
+            assert!(text.contains(&format!("settings   KOLO_TRANSPORT={transports}\n")), "{text}");
+            assert_eq!(text.contains("algorithm  staged"), has_stages, "{text}");
+        }
     }
 
     #[test]

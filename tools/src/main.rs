@@ -11,6 +11,7 @@ mod explain_error;
 mod info;
 mod launch;
 mod man;
+mod output_file;
 mod perf;
 mod plan_file;
 mod planning;

@@ -4,8 +4,9 @@
 use std::str::FromStr;
 
 use clap::Args;
-use kolo::internal::profile::Rates;
-use kolo::internal::selection::default_channels;
+use kolo::Transports;
+use kolo::internal::profile::{Inside, Rates};
+use kolo::internal::selection::offered_channels;
 use kolo_collectives::layout::Shape;
 use kolo_collectives::model::HostRate;
 use kolo_collectives::plan::{Collective, Cut, Plan};
@@ -50,9 +51,8 @@ pub(crate) struct CallArgs {
 }
 
 impl CallArgs {
-    /// Makes the task; `hosts` gives the host of each rank. The ranks of a host share memory, as the constants assume, and
-    /// there are as many channels as the default transports offer.
-    pub(crate) fn task(&self, hosts: Vec<u32>) -> Result<Task> {
+    /// Makes the task; `hosts` gives the host of each rank.
+    pub(crate) fn task(&self, hosts: Vec<u32>, transports: &Transports) -> Result<Task> {
         let ranks = hosts.len() as u32;
         if ranks == 0 {
             return Err(CliError::usage("there are no ranks", "Give at least one"));
@@ -68,11 +68,12 @@ impl CallArgs {
         } else {
             0
         });
-        let task = task.with_channels(default_channels(ranks));
+        let task = task.with_channels(offered_channels(transports, ranks));
         let several = hosts.iter().any(|host| *host != hosts[0]);
         let task = if several { task.with_hosts(hosts) } else { task };
         // A rank alone shares memory with nobody.
-        let task = if ranks > 1 { task.with_stages() } else { task };
+        let has_stages = ranks > 1 && shares_memory(transports);
+        let task = if has_stages { task.with_stages() } else { task };
         let task = if self.is_symmetric() { task.with_symmetric(Symmetric::All) } else { task };
         let task = Task { shards: self.shards, ..task };
         Ok(if self.in_place { task.in_place() } else { task })
@@ -105,6 +106,18 @@ impl CallArgs {
     pub(crate) const fn order(&self) -> Order {
         if self.canonical { Order::Canonical } else { Order::Any }
     }
+}
+
+/// Returns whether the ranks of a host share memory, if these transports may be used. The first that reaches a peer is
+/// used, and adapters may be missing.
+pub(crate) fn shares_memory(transports: &Transports) -> bool {
+    let mut features = transports.kinds().iter().map(|kind| kind.features());
+    features.find(|features| !features.uses_adapters).is_some_and(|features| features.shares_memory)
+}
+
+/// Returns the constants that apply inside a host.
+pub(crate) fn inside(transports: &Transports) -> Inside {
+    if shares_memory(transports) { Inside::Shm } else { Inside::Tcp }
 }
 
 /// Adds the hosts' rates to a task, as relative speeds of ranks if each rank has a host of its own.

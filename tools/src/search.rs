@@ -63,13 +63,18 @@ fn size(text: &str) -> Result<u64, String> {
 /// Runs `kolo plan`.
 pub(crate) fn run(args: &SearchArgs) -> Result<ExitCode> {
     let mut console = Console::stdout();
-    for line in searched(args)? {
-        console.line(&line)?;
-    }
+    search_all(args, |line| console.line(&line))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn searched(args: &SearchArgs) -> Result<Vec<String>> {
+/// Searches all plans, and passes each line to `print` when its file has been written.
+fn search_all(args: &SearchArgs, mut print: impl FnMut(String) -> Result<()>) -> Result<()> {
+    if args.from > args.to {
+        return Err(CliError::usage(
+            format!("--from {} is more than --to {}", short(args.from), short(args.to)),
+            "Give the size of the shortest calls with --from, and that of the longest with --to",
+        ));
+    }
     let known = kolo::Config::from_env()?.profile.and_then(|loaded| loaded.profile.network);
     let known: Vec<String> =
         known.map(|network| network.hosts.into_iter().map(|host| host.name).collect()).unwrap_or_default();
@@ -77,21 +82,23 @@ fn searched(args: &SearchArgs) -> Result<Vec<String>> {
     let cluster = describe(&described, 4)?.cluster;
     // The plans are for these hosts only, if their rates come from the profile.
     let names = (!described.has_file() && known.len() == cluster.hosts as usize).then_some(known);
+    let unsuited = |problem| CliError::usage(problem, "See `kolo plan --help`");
+    let wanted = wanted(args);
+    for (collective, root) in &wanted {
+        search::check(*collective, *root, &cluster).map_err(unsuited)?;
+    }
     std::fs::create_dir_all(&args.out)
         .map_err(|error| CliError::system(format!("{} cannot be created", args.out.display()), &error))?;
-    let wanted = if args.collectives.is_empty() { &search::COLLECTIVES[..] } else { &args.collectives };
-    let mut lines = Vec::new();
     let mut files = Vec::new();
-    for collective in wanted.iter().copied() {
-        let root = if collective.is_rooted() { args.root } else { 0 };
+    for (collective, root) in wanted {
         let mut bytes = args.from.max(4);
         while bytes <= args.to {
             let next = bytes.saturating_mul(4);
             let blocks = if collective.has_block_per_rank() { u64::from(cluster.world_size()) } else { 1 };
-            let found = search::search(collective, root, (bytes / blocks).max(4), &cluster)
-                .map_err(|problem| CliError::usage(problem, "See `kolo plan --help`"))?;
+            let found =
+                search::search(collective, root, (bytes / blocks).max(4), &cluster).map_err(unsuited)?;
             let path = args.out.join(format!("{collective}-{}.json", short(bytes)));
-            lines.push(line(collective, bytes, &found, &path));
+            let line = line(collective, bytes, &found, &path);
             if is_worth_it(&found) {
                 let to = if next > args.to { u64::MAX } else { next / blocks - 1 };
                 let mut set = found.set.for_bytes(bytes / blocks, to);
@@ -104,14 +111,27 @@ fn searched(args: &SearchArgs) -> Result<Vec<String>> {
                 plan_file::write(&path, &set)?;
                 files.push(path.display().to_string());
             }
+            print(line)?;
             bytes = next;
         }
     }
-    lines.push(match files.is_empty() {
+    print(match files.is_empty() {
         true => "No plans were written: the built-in algorithms are just as fast here.".to_owned(),
         false => format!("To use them: export KOLO_PLAN={}", files.join(",")),
-    });
-    Ok(lines)
+    })
+}
+
+/// Returns the collectives, each once and with its root.
+fn wanted(args: &SearchArgs) -> Vec<(Collective, u32)> {
+    let named = if args.collectives.is_empty() { &search::COLLECTIVES[..] } else { &args.collectives };
+    let mut wanted = Vec::new();
+    for collective in named {
+        let call = (*collective, if collective.is_rooted() { args.root } else { 0 });
+        if !wanted.contains(&call) {
+            wanted.push(call);
+        }
+    }
+    wanted
 }
 
 fn is_worth_it(found: &Found) -> bool {
@@ -157,7 +177,14 @@ mod tests {
 
     fn run(line: &str) -> Result<Vec<String>> {
         match parse(format!("kolo plan {line}").split_whitespace().map(OsString::from)).unwrap().command {
-            Command::Plan(args) => searched(&args),
+            Command::Plan(args) => {
+                let mut lines = Vec::new();
+                search_all(&args, |line| {
+                    lines.push(line);
+                    Ok(())
+                })?;
+                Ok(lines)
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -179,11 +206,16 @@ mod tests {
         .unwrap();
         let out = directory.path().join("plans");
         let lines = run(&format!(
-            "all_reduce broadcast --cluster {} --from 1M --to 16M --out {}",
+            "all_reduce broadcast all_reduce --cluster {} --from 1M --to 16M --out {}",
             description.display(),
             out.display()
         ))
         .unwrap();
+        assert_eq!(
+            lines.iter().filter(|line| line.starts_with("all_reduce of 1.00 MiB")).count(),
+            1,
+            "{lines:?}"
+        );
         let file = out.join("all_reduce-16M.json");
         assert!(lines.iter().any(|line| line.contains("times as fast")), "{lines:?}");
         assert!(lines.last().unwrap().contains(&file.display().to_string()), "{lines:?}");
@@ -196,5 +228,16 @@ mod tests {
     fn nonsense_is_refused() {
         let error = run("--hosts 1 --ranks-per-host 4 --out /tmp").unwrap_err();
         assert!(error.message.contains("several hosts") && error.exit_code == 2, "{error}");
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("plans");
+        let four = format!("--hosts 4 --ranks-per-host 1 --out {}", out.display());
+        for (line, because) in [
+            (format!("{four} --root 9"), "root 9 is out of range: there are 4 ranks, 0 to 3"),
+            (format!("{four} --from 64M --to 1M"), "--from 64M is more than --to 1M"),
+        ] {
+            let error = run(&line).unwrap_err();
+            assert!(error.message.contains(because) && error.exit_code == 2, "{error}");
+            assert!(!out.exists(), "nothing is searched before the request is checked");
+        }
     }
 }

@@ -86,6 +86,11 @@ fn names_of_nccl_tests() {
     assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
     assert!(stdout.contains("# Collective test starting: all_gather_perf_mpi\n"), "{stdout}");
     assert_eq!(rows(&stdout)[0][..5], ["1024", "128", "float", "none", "-1"]);
+    for options in [&[][..], &["-t", "1", "-g", "1"]] {
+        let output = command(&name).args(["-b", "1K", "-e", "1K", "-n", "2"]).args(options).output().unwrap();
+        let stdout = text(&output.stdout);
+        assert_eq!(stdout.matches("#  Rank ").count(), 1, "{stdout}");
+    }
 }
 
 #[test]
@@ -126,6 +131,19 @@ fn nonsense_gets_a_paragraph_and_no_hang() {
         assert!(!output.status.success() && output.status.code().is_some(), "{line}");
         assert!(stderr.contains(expected), "{line}\n{stderr}");
         assert!(stderr.starts_with("kolo: ") && !stderr.contains("panicked"), "{line}\n{stderr}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_written_costs_no_measurement() {
+    for (line, file) in [
+        ("perf all_reduce -b 8 -e 8 -n 1 --ranks 2 --plot /nonexistent/x.svg", "the plot /nonexistent/x.svg"),
+        ("doctor --svg /nonexistent/x.svg", "the heat map /nonexistent/x.svg"),
+        ("tune --out /dev/null/x.toml", "/dev/null"),
+    ] {
+        let output = run(line);
+        assert!(!output.status.success() && text(&output.stderr).contains(file), "{output:?}");
+        assert_eq!(text(&output.stdout), "", "{line}");
     }
 }
 
@@ -292,6 +310,13 @@ fn the_exit_code_of_a_program_is_passed_on() {
     let output = kolo("run -n 3 -- sh -c").arg("exit $((RANK + 5 * (RANK == 2)))").output().unwrap();
     assert!(matches!(output.status.code(), Some(1 | 7)), "{:?}", output.status);
     assert!(text(&output.stderr).starts_with("kolo: rank "));
+}
+
+#[test]
+fn variables_for_the_ranks_arrive_on_this_machine_too() {
+    let output =
+        kolo("run -n 2 -x MADE=a=b -x NOT_SET_ANYWHERE -- sh -c").arg("echo $MADE").output().unwrap();
+    assert_eq!(text(&output.stdout), "a=b\na=b\n");
 }
 
 #[test]

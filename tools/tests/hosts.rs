@@ -108,6 +108,18 @@ fn folder_variables_and_prefix_arrive() {
     }
 }
 
+/// The output may be binary data, without ends of lines, or one line that is longer than the launcher keeps.
+#[test]
+fn one_rank_s_output_arrives_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("data");
+    let data: Vec<u8> = (0..3_000_000_u32).map(|at| (at % 251) as u8).filter(|byte| *byte != b'\n').collect();
+    std::fs::write(&file, &data).unwrap();
+    let ended = kolo("localhost:1", &[], &["cat", file.to_str().unwrap()]).output().unwrap();
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    assert!(ended.stdout == data, "{} bytes of {}", ended.stdout.len(), data.len());
+}
+
 #[test]
 fn a_blank_secret_starts_no_unprotected_job() {
     for (more, starts) in [(&[][..], false), (&["-x", "KOLO_JOB_SECRET=sesame"], true)] {
@@ -521,6 +533,9 @@ fn what_contradicts_itself_is_refused() {
         (&["--hosts", "a", "--agent", " "], "--agent is empty"),
         (&["--hosts", "a", "--rendezvous", "nowhere"], "--rendezvous 'nowhere' is not valid"),
         (&["--hosts", "a", "-x", "=1"], "does not name a variable"),
+        (&["-x", "=1"], "does not name a variable"),
+        (&["--agent", "rsh"], "--hostfile <FILE>"),
+        (&["--remote-kolo", "/opt/kolo"], "--hostfile <FILE>"),
     ] {
         let ended = command(KOLO).arg("run").args(options).args(["--", "true"]).output().unwrap();
         assert!(!ended.status.success() && text(&ended.stderr).contains(problem), "{options:?}: {ended:?}");

@@ -395,7 +395,7 @@ public:
     }
 
     /** All-reduces from one buffer into another of the same length. */
-    template <class I, class O> auto all_reduce(I &&input, O &&output, Op op) const
+    template <class I, class O> auto all_reduce(I &&input, O &&output, Op op = Op::sum) const
         -> std::enable_if_t<!std::is_same_v<std::decay_t<O>, Op>> {
         auto [in, out] = alike(input, output);
         detail::check(koloAllReduce(handle_, in.data(), out.data(), in.size(), detail::type_of(in), c(op)));

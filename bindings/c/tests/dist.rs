@@ -45,6 +45,7 @@ fn the_archive_serves() {
         assert!(root.join(file).exists(), "{file}");
     }
     let search = format!("PKG_CONFIG_PATH={}", root.join("lib/pkgconfig").display());
+    as_the_page_says(&root, &cc, &folder.path().join("page"));
     for way in ["STATIC=", "STATIC=1"] {
         let folder = examples(&root, folder.path(), way);
         succeed(
@@ -66,6 +67,57 @@ fn the_archive_serves() {
         run_ranks(&folder.join("build/sum"), 2, &[]);
         run_ranks(&folder.join("build/sum_static"), 2, &[]);
         run_ranks(&folder.join("build/elastic"), 2, &["50"]);
+    }
+}
+
+/// Builds a program with the command of the page, and runs it without further settings.
+fn as_the_page_says(root: &Path, cc: &str, folder: &Path) {
+    let page = std::fs::read_to_string(root.join("share/doc/kolo/c-api.md")).unwrap();
+    let line = page.lines().find_map(|line| line.strip_prefix("cc ")).expect("the page has a command");
+    std::fs::create_dir(folder).unwrap();
+    std::fs::copy(root.join("share/doc/kolo/examples/sum.c"), folder.join("prog.c")).unwrap();
+    let mut built = Command::new("sh");
+    built.current_dir(folder).env("PKG_CONFIG_PATH", root.join("lib/pkgconfig"));
+    succeed(built.arg("-c").arg(format!("{cc} {line}")));
+    run_ranks(&folder.join("a.out"), 2, &[]);
+}
+
+/// A fake cargo says which flags it gets, with a line for each.
+#[test]
+fn a_folder_whose_name_has_a_space_is_one_word() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("my clone");
+    let flags = folder.path().join("flags");
+    let cargo = folder.path().join("cargo");
+    let script = format!(
+        "#!/bin/sh\ncase $1 in pkgid) echo kolo-c@0.1.0 ;; *) printf '%s' \"$CARGO_ENCODED_RUSTFLAGS\" | tr '\\037' '\\n' > {}; \
+         exit 1 ;; esac\n",
+        flags.display()
+    );
+    std::fs::write(&cargo, script).unwrap();
+    std::fs::set_permissions(&cargo, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    for (name, from) in [
+        ("bindings/c/dist.sh", "dist.sh"),
+        ("bindings/remap.sh", "../remap.sh"),
+        ("deploy/install.sh", "../../deploy/install.sh"),
+    ] {
+        let to = root.join(name);
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(package().join(from), to).unwrap();
+    }
+    for script in ["bindings/c/dist.sh", "deploy/install.sh"] {
+        let mut build = Command::new(root.join(script));
+        build.env("CARGO", &cargo).env("RUSTFLAGS", " -C  debuginfo=0 ").env("CARGO_HOME", "/a home");
+        build.env_remove("CARGO_ENCODED_RUSTFLAGS");
+        assert!(!build.output().unwrap().status.success(), "the fake cargo fails");
+        let remap = format!("--remap-path-prefix={}=kolo", root.display());
+        let expected = ["-C", "debuginfo=0", &remap, "--remap-path-prefix=/a home=cargo"];
+        assert_eq!(
+            std::fs::read_to_string(&flags).unwrap().lines().collect::<Vec<_>>(),
+            expected,
+            "{script}"
+        );
+        std::fs::remove_file(&flags).unwrap();
     }
 }
 

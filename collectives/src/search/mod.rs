@@ -51,19 +51,32 @@ pub const COLLECTIVES: [Collective; 4] =
 /// Bytes of a segment, and number of segments in flight.
 type Run = (u64, u32);
 
-/// Searches plans for calls of `bytes` bytes (of the vector, or of a block) on a cluster.
+/// Checks that [`search`] can search for such plans.
 ///
 /// # Errors
-/// A sentence: the collective has no better plans to find, or the cluster does not suit the search.
-pub fn search(collective: Collective, root: u32, bytes: u64, cluster: &Cluster) -> Result<Found, String> {
+/// As [`search`].
+pub fn check(collective: Collective, root: u32, cluster: &Cluster) -> Result<(), String> {
     let ranks = cluster.world_size();
     if !COLLECTIVES.contains(&collective) {
         let names = COLLECTIVES.map(Collective::name).join(", ");
         return Err(format!("plan search supports {names}, but not {collective}"));
     }
-    if cluster.hosts < 2 || ranks > 512 || root >= ranks {
+    if cluster.hosts < 2 || ranks > 512 {
         return Err("plan search supports 2 to 512 ranks on several hosts".to_owned());
     }
+    if root >= ranks {
+        return Err(format!("root {root} is out of range: there are {ranks} ranks, 0 to {}", ranks - 1));
+    }
+    Ok(())
+}
+
+/// Searches plans for calls of `bytes` bytes (of the vector, or of a block) on a cluster.
+///
+/// # Errors
+/// A sentence: the collective has no better plans to find, or the cluster does not suit the search.
+pub fn search(collective: Collective, root: u32, bytes: u64, cluster: &Cluster) -> Result<Found, String> {
+    check(collective, root, cluster)?;
+    let ranks = cluster.world_size();
     let task = Task::new(collective, ranks)
         .with_root(if collective.is_rooted() { root } else { 0 })
         .with_hosts(cluster.hosts_of_ranks())

@@ -1,4 +1,4 @@
-"""Real images, 28x28 and grey, in ten classes: from a folder, from Debian's package, or from scikit-learn."""
+"""Real images, 28x28 and grey, in ten classes: from a folder, from Debian's package, or from this repository."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from .idx import find_idx, read_idx
 
 DEBIAN_PACKAGE = Path("/usr/share/datasets/fashion-mnist")
+BUNDLED = Path(__file__).resolve().parents[2] / "data"
 IMAGE_SIZE = 28
 
 
@@ -49,8 +50,13 @@ def load(folder: Path | None, fraction: float = 1.0) -> Dataset:
         dataset = _idx_folder(folder, f"idx files in {folder}")
     elif DEBIAN_PACKAGE.is_dir():
         dataset = _idx_folder(DEBIAN_PACKAGE, "Fashion-MNIST, from Debian's package dataset-fashion-mnist")
+    elif BUNDLED.is_dir():
+        dataset = _idx_folder(BUNDLED, "the part of Fashion-MNIST that comes with Kolo")
     else:
-        dataset = _digits()
+        raise SystemExit(
+            "no images: give --data FOLDER with the four idx files of MNIST or Fashion-MNIST (examples/data of Kolo's "
+            "repository has a small set), or install Debian's package dataset-fashion-mnist"
+        )
     return Dataset(dataset.source, dataset.train.fraction(fraction), dataset.test.fraction(fraction))
 
 
@@ -63,22 +69,3 @@ def _idx_folder(folder: Path, source: str) -> Dataset:
         return Images(torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64)))
 
     return Dataset(source, images("train"), images("t10k"))
-
-
-def _digits() -> Dataset:
-    """scikit-learn's 1,797 digits of 8x8, enlarged; every sixth one is for testing."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise SystemExit(
-            "no images: give --data FOLDER with the four idx files of MNIST or Fashion-MNIST (examples/data has a "
-            "small set), or install Debian's package dataset-fashion-mnist, or scikit-learn for its digits"
-        ) from None
-    digits = load_digits()
-    small = torch.from_numpy(digits.images).float().unsqueeze(1) * (255.0 / 16.0)
-    large = torch.nn.functional.interpolate(small, size=(IMAGE_SIZE, IMAGE_SIZE), mode="bilinear")
-    pixels = large.squeeze(1).round().clamp(0, 255).to(torch.uint8)
-    labels = torch.from_numpy(digits.target.astype(np.int64))
-    testing = torch.arange(len(labels)) % 6 == 0
-    source = "digits of 8x8 bundled with scikit-learn, resized"
-    return Dataset(source, Images(pixels[~testing], labels[~testing]), Images(pixels[testing], labels[testing]))

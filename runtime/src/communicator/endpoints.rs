@@ -35,10 +35,6 @@ impl Candidate {
 pub(super) fn open(making: &Making) -> Vec<Candidate> {
     let (control, config, members) = (&making.world.control, &making.config, &making.members);
     let (rank, world_size) = (making.rank, members.len() as u32);
-    let kinds = match &config.transports {
-        Transports::Auto => TransportKind::ALL.to_vec(),
-        Transports::Only(list) => list.clone(),
-    };
     let options = Options {
         shm: ShmOptions {
             host_key: config.host_id.clone(),
@@ -54,8 +50,11 @@ pub(super) fn open(making: &Making) -> Vec<Candidate> {
     let one_host =
         config.host_id.is_none() && members.iter().all(|rank| info[*rank as usize].host_key == own);
     let local_ranks = members.iter().filter(|rank| info[**rank as usize].host_key == own).count();
-    kinds
-        .into_iter()
+    config
+        .transports
+        .kinds()
+        .iter()
+        .copied()
         .map(|kind| {
             // Adapters stay unused where shared memory will carry everything.
             let idle = kind.features().uses_adapters && one_host && config.transports == Transports::Auto;

@@ -32,6 +32,7 @@ pub(crate) use endpoints::tcp_options;
 pub(crate) use forked::leak_in_child;
 pub(crate) use growth::{Left, grow, join_admitted, regroup, settings};
 pub(crate) use guard::CoreGuard;
+pub use model::model_inside;
 pub use recorder::Record;
 pub(crate) use renumbering::renumbered;
 pub(crate) use shared::{Shared, World};

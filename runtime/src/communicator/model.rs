@@ -23,19 +23,30 @@ pub(super) fn model_for(facts: Facts, profile: Option<&Profile>) -> Model {
     let mut model = Model { oversubscription, ..if rdma { Model::RDMA } else { Model::TCP } };
     if rdma && !shm {
         model.intra = LinkClass::RDMA;
-    } else if let Some(profile) = profile {
-        model = profile.apply(if shm { Inside::Shm } else { Inside::Tcp }, model);
-    } else if !shm {
-        model.intra = LOOPBACK_TCP;
-        model.memory_bytes_per_second = LOOPBACK_KERNEL_BYTES_PER_SECOND;
-        model.move_bytes_per_second = LOOPBACK_KERNEL_BYTES_PER_SECOND / 2.0;
-        model.copy_bytes_per_second = LOOPBACK_COPY_BYTES_PER_SECOND;
-        model.switch_seconds = LOOPBACK_SWITCH_SECONDS;
+    } else {
+        model = model_inside(if shm { Inside::Shm } else { Inside::Tcp }, model, profile);
     }
     if software_network && !rdma {
         model.inter.overhead_seconds = model.inter.overhead_seconds.max(SOFTWARE_NETWORK_OVERHEAD_SECONDS);
     }
     model
+}
+
+/// Puts the constants of communication inside a host into a model, from a profile if there is one.
+#[must_use]
+pub fn model_inside(inside: Inside, model: Model, profile: Option<&Profile>) -> Model {
+    match (profile, inside) {
+        (Some(profile), _) => profile.apply(inside, model),
+        (None, Inside::Shm) => model,
+        (None, Inside::Tcp) => Model {
+            intra: LOOPBACK_TCP,
+            memory_bytes_per_second: LOOPBACK_KERNEL_BYTES_PER_SECOND,
+            move_bytes_per_second: LOOPBACK_KERNEL_BYTES_PER_SECOND / 2.0,
+            copy_bytes_per_second: LOOPBACK_COPY_BYTES_PER_SECOND,
+            switch_seconds: LOOPBACK_SWITCH_SECONDS,
+            ..model
+        },
+    }
 }
 
 /// Processor time per message at each end where the hosts are containers of one machine. Laboratories with delays of 10

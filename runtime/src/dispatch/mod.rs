@@ -12,7 +12,7 @@ use kolo_collectives::select::Choice;
 pub(crate) use last_call::{Known, LastCall};
 pub use plan_files::serving_plans;
 pub(crate) use planner::{Limits, Planner};
-pub use planner::{apply_settings, default_channels};
+pub use planner::{apply_settings, offered_channels};
 
 use crate::call::{Call, Form};
 use crate::exchange::compiled::CompiledExchange;

@@ -13,7 +13,7 @@ use kolo_collectives::window::Symmetric;
 use super::plan_files::{Asked, PlanFile, PlanFiles};
 use super::recent::Recent;
 use crate::call::{Call, Counts, Forced};
-use crate::config::{Config, Determinism, TransportKind};
+use crate::config::{Config, Determinism, Transports};
 use crate::engine::{STAGE_SEGMENTS, channels_per_operation};
 use crate::error::{Error, ErrorContext, Result};
 use crate::network::{Between, Knowledge};
@@ -62,10 +62,10 @@ pub(crate) struct Limits {
     pub(crate) stages: bool,
 }
 
-/// Returns the channels to a peer for one call of so many ranks, if `KOLO_TRANSPORT` allows all transports.
+/// Returns the channels to a peer for one call of so many ranks, if they can open all of these transports.
 #[must_use]
-pub fn default_channels(ranks: u32) -> u16 {
-    let offered = TransportKind::ALL.into_iter().map(|kind| kind.channels_max(ranks));
+pub fn offered_channels(transports: &Transports, ranks: u32) -> u16 {
+    let offered = transports.kinds().iter().map(|kind| kind.channels_max(ranks));
     channels_per_operation(offered.min().unwrap_or(u16::MAX))
 }
 

@@ -9,6 +9,7 @@ mod code;
 mod documents;
 mod layers;
 mod lists;
+mod packages;
 mod source;
 
 use std::path::{Path, PathBuf};

@@ -1,11 +1,10 @@
 //! Draws the rates between hosts as a heat map.
 
-use std::path::Path;
-
 use plotters::prelude::*;
 
 use super::report::Report;
 use crate::error::{CliError, Result};
+use crate::output_file::OutputFile;
 
 /// Pixels of a cell, and of the margin around the map.
 const CELL: u32 = 56;
@@ -13,14 +12,12 @@ const MARGIN: u32 = 96;
 const FONT: &str = "sans-serif";
 
 /// Draws the rates of a report to a file.
-pub(crate) fn draw(path: &Path, report: &Report) -> Result<()> {
+pub(crate) fn draw(file: OutputFile, report: &Report) -> Result<()> {
     let mut svg = String::new();
     render(&mut svg, report).map_err(|error| {
         CliError::failure(format!("the heat map cannot be drawn: {error}"), "Leave out --svg")
     })?;
-    std::fs::write(path, svg).map_err(|error| {
-        CliError::system(format!("the heat map {} cannot be written", path.display()), &error)
-    })
+    file.write(&svg)
 }
 
 fn render(svg: &mut String, report: &Report) -> std::result::Result<(), Box<dyn std::error::Error>> {
@@ -86,7 +83,7 @@ mod tests {
         };
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("map.svg");
-        draw(&path, &report).unwrap();
+        draw(OutputFile::open("heat map", &path).unwrap(), &report).unwrap();
         let svg = std::fs::read_to_string(path).unwrap();
         assert!(svg.starts_with("<svg") && svg.contains("117") && svg.contains("to 1"), "{svg}");
         assert_ne!(colour(1.0), colour(0.1));

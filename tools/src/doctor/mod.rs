@@ -12,6 +12,8 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::error::{CliError, Result};
+use crate::launch;
+use crate::output_file::OutputFile;
 use crate::perf::console;
 use examine::{Depth, Unexamined};
 use findings::{Finding, Severity};
@@ -63,6 +65,10 @@ pub(crate) struct DoctorArgs {
 
 /// Runs `kolo doctor`.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
+    // The examination itself reports a launcher whose variables make no sense.
+    let is_first = launch::environment::launched().ok().flatten().is_none_or(|launched| launched.rank == 0);
+    let svg = args.svg.as_ref().filter(|_| is_first);
+    let svg = svg.map(|path| OutputFile::open("heat map", path)).transpose()?;
     let examined =
         examine::examine(Duration::from_secs(args.seconds), Depth::Communicator).map_err(|failed| {
             match failed {
@@ -78,8 +84,8 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let text =
         if args.json { json(&examined.report, &findings) } else { text::text(&examined.report, &findings) };
     console::print(text)?;
-    if let Some(path) = &args.svg {
-        heat::draw(path, &examined.report)?;
+    if let Some(file) = svg {
+        heat::draw(file, &examined.report)?;
     }
     Ok(findings.iter().map(|finding| finding.severity as u8).max().unwrap_or(0).into())
 }

@@ -10,7 +10,8 @@ use crate::error::Result;
 use crate::planning::CallArgs;
 
 /// The settings that decide about the way of a call on ranks that are there.
-const DECISIVE: [&str; 8] = [
+const DECISIVE: [&str; 9] = [
+    "KOLO_TRANSPORT",
     "KOLO_ALGO",
     "KOLO_DETERMINISM",
     "KOLO_PLAN",

@@ -215,23 +215,7 @@ fn environment(args: &RunArgs) -> Result<Vec<(String, String)>> {
             name.starts_with("KOLO_") && !super::environment::is_launcher_variable(name.as_ref())
         })
         .collect();
-    for export in &args.export {
-        let (name, value) = match export.split_once('=') {
-            Some((name, value)) => (name, value.to_owned()),
-            None => match std::env::var(export) {
-                Ok(value) => (&**export, value),
-                // As with mpirun -x: a variable that is not set here is not set there.
-                Err(_) => continue,
-            },
-        };
-        if name.is_empty() {
-            return Err(CliError::usage(
-                format!("--export {export} does not name a variable"),
-                "Write NAME or NAME=VALUE",
-            ));
-        }
-        found.push((name.to_owned(), value));
-    }
+    found.extend(super::environment::exported(&args.export)?);
     let given = found.iter().rfind(|(name, _)| name == "KOLO_JOB_SECRET");
     if given.is_none() {
         let mut secret = [0_u8; 16];
@@ -395,7 +379,7 @@ mod tests {
         }
         for first in ["localhost", "me@localhost", "127.0.0.1", "::1"] {
             let error = rendezvous(&hosts(&[first, "b"])).unwrap_err();
-            assert!(error.message.contains("to b"), "{error}");
+            assert!(error.message.contains("on b"), "{error}");
         }
     }
 

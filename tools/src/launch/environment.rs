@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use kolo::internal::join::{Launched, rank_from_env};
 
-use crate::error::Result;
+use crate::error::{CliError, Result};
 
 /// Returns this process's place in the job of a launcher, if it has one.
 pub(crate) fn launched() -> Result<Option<Launched>> {
@@ -37,4 +37,27 @@ pub(crate) fn is_launcher_variable(name: &OsStr) -> bool {
         || ["TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "PALS_", "SLURM_STEP_"]
             .iter()
             .any(|prefix| name.starts_with(prefix))
+}
+
+/// Returns the variables that `exports` name for the ranks, as NAME or NAME=VALUE.
+pub(super) fn exported(exports: &[String]) -> Result<Vec<(String, String)>> {
+    let mut found = Vec::new();
+    for export in exports {
+        let (name, value) = match export.split_once('=') {
+            Some((name, value)) => (name, value.to_owned()),
+            None => match std::env::var(export) {
+                Ok(value) => (&**export, value),
+                // As with mpirun -x: a variable that is not set here is not set there.
+                Err(_) => continue,
+            },
+        };
+        if name.is_empty() {
+            return Err(CliError::usage(
+                format!("--export {export} does not name a variable"),
+                "Write NAME or NAME=VALUE",
+            ));
+        }
+        found.push((name.to_owned(), value));
+    }
+    Ok(found)
 }

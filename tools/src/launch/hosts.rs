@@ -21,8 +21,8 @@ pub(super) fn parse(list: &str, each: Option<u32>) -> Result<Vec<Host>> {
     place(list.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(counted), each)
 }
 
-/// Reads a file with one host per line, and comments after `#`.
-pub(super) fn read(path: &Path, each: Option<u32>) -> Result<Vec<Host>> {
+/// Reads a file with one host per line, and comments after `#`; also returns notes for the user.
+pub(super) fn read(path: &Path, each: Option<u32>) -> Result<(Vec<Host>, Vec<String>)> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         CliError::usage(
             format!("the host file {} cannot be read: {error}", path.display()),
@@ -30,21 +30,42 @@ pub(super) fn read(path: &Path, each: Option<u32>) -> Result<Vec<Host>> {
         )
     })?;
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-    place(lines.filter(|line| !line.is_empty()).map(of_line), each)
+    let mut notes = Vec::new();
+    let entries = lines.filter(|line| !line.is_empty()).map(|line| of_line(line, &mut notes));
+    let hosts = place(entries, each)?;
+    Ok((hosts, notes))
 }
+
+/// Words of host files of MPICH and Open MPI without effect here, and the remedy.
+const WITHOUT_EFFECT: [(&[&str], &str); 4] = [
+    (&["binding"], "--bind binds ranks"),
+    (&["ifname"], "KOLO_SOCKET_IFNAME names interfaces"),
+    (&["user", "username", "user-name", "user_name"], "write USER@HOST"),
+    (&["port"], "give the port to --agent, for example 'ssh -p 2222'"),
+];
 
 /// A host's name, and its number of ranks if one was given.
 type Entry = (String, Option<u32>);
 
-fn of_line(line: &str) -> Result<Entry> {
-    let mut words = line.split_ascii_whitespace();
-    let name = words.next().unwrap_or_default();
+fn of_line(line: &str, notes: &mut Vec<String>) -> Result<Entry> {
+    let (name, rest) = line.split_once(|byte: char| byte.is_ascii_whitespace()).unwrap_or((line, ""));
     let mut found = counted(name)?;
-    for word in words {
-        match word.split_once('=') {
-            Some(("slots", number)) => found.1 = Some(count(line, number)?),
-            // Other words of Open MPI, which do not affect where ranks run first.
-            Some(("max_slots" | "max-slots", _)) => {}
+    // Spaces are permitted around the equals sign.
+    let rest = rest.split('=').map(str::trim).collect::<Vec<_>>().join("=");
+    for word in rest.split_ascii_whitespace() {
+        let (key, value) = word.split_once('=').unwrap_or((word, ""));
+        let idle = WITHOUT_EFFECT.iter().find(|(keys, _)| keys.contains(&key)).map(|(_, remedy)| remedy);
+        match (key, idle) {
+            // Open MPI has several names for the number.
+            ("slots" | "cpu" | "count", _) => found.1 = Some(count(line, value)?),
+            // The most ranks do not affect where ranks run first.
+            ("max_slots" | "max-slots" | "slots_max" | "slots-max", _) => {}
+            (_, Some(remedy)) => {
+                let note = format!("'{key}' in the host file has no effect: {remedy}");
+                if !notes.contains(&note) {
+                    notes.push(note);
+                }
+            }
             _ => {
                 return Err(CliError::usage(
                     format!("'{word}' is not understood in the host line '{line}'"),
@@ -145,7 +166,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hosts");
         std::fs::write(&path, "# mine\na slots=2 max_slots=8\n\nb:3   # the big one\nc\n").unwrap();
-        assert_eq!(read(&path, None).unwrap(), [host("a", 0..2), host("b", 2..5), host("c", 5..6)]);
+        let (hosts, notes) = read(&path, None).unwrap();
+        assert_eq!(hosts, [host("a", 0..2), host("b", 2..5), host("c", 5..6)]);
+        assert_eq!(notes, [""; 0]);
+        let text = "a:2 binding=rr\nb ifname=eth0\nc slots = 2 port =22\nd\tcpu= 3 username=me port=22\n";
+        std::fs::write(&path, text).unwrap();
+        let (hosts, notes) = read(&path, None).unwrap();
+        assert_eq!(hosts, [host("a", 0..2), host("b", 2..3), host("c", 3..5), host("d", 5..8)]);
+        let words: Vec<&str> = notes.iter().filter_map(|note| note.split(' ').next()).collect();
+        assert_eq!(words, ["'binding'", "'ifname'", "'port'", "'username'"], "each once");
+        std::fs::write(&path, "a = 2\n").unwrap();
+        assert!(read(&path, None).is_err());
         std::fs::write(&path, "a cpus=2\n").unwrap();
         assert!(read(&path, None).unwrap_err().message.contains("'cpus=2' is not understood"));
         assert!(read(&folder.path().join("none"), None).unwrap_err().message.contains("cannot be read"));

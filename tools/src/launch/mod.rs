@@ -63,7 +63,7 @@ of it is left running, even if the launcher is killed.";
 
 /// Options of `kolo run`.
 #[derive(Args, Debug, Clone)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, group(clap::ArgGroup::new("on_hosts").args(["hosts", "hostfile"])))]
 pub(crate) struct RunArgs {
     /// Ranks to start on this machine, or with --hosts on each host that has no number [default: 1]
     #[arg(short = 'n', long, value_name = "N")]
@@ -86,12 +86,13 @@ pub(crate) struct RunArgs {
     hostfile: Option<PathBuf>,
     /// Command that starts another command on a host. {host} in it is replaced by the host's name, which is otherwise
     /// appended
-    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
+    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes", requires = "on_hosts")]
     agent: String,
     /// Path of this program on the other hosts [default: the path by which it was called here]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", requires = "on_hosts")]
     remote_kolo: Option<PathBuf>,
-    /// A variable for the ranks on other hosts, NAME or NAME=VALUE; KOLO_* are always passed on
+    /// A variable for the ranks, NAME or NAME=VALUE. Ranks on other hosts get KOLO_* and those that are named here, ranks of
+    /// this machine get all
     #[arg(short = 'x', long, value_name = "NAME")]
     export: Vec<String>,
     /// Unit to which each rank is bound
@@ -186,7 +187,14 @@ fn hosts(args: &RunArgs) -> Result<Option<Vec<hosts::Host>>> {
     let each = args.ranks.map(|_| ranks(args)).transpose()?;
     match (&args.hosts, &args.hostfile) {
         (Some(list), _) => hosts::parse(list, each).map(Some),
-        (None, Some(file)) => hosts::read(file, each).map(Some),
+        (None, Some(file)) => {
+            let (hosts, notes) = hosts::read(file, each)?;
+            for note in notes {
+                // Written here, as the note about the input is.
+                let _ = writeln!(std::io::stderr(), "kolo: {note}");
+            }
+            Ok(Some(hosts))
+        }
         (None, None) => Ok(None),
     }
 }
@@ -378,12 +386,18 @@ fn make_elastic(job: &mut Job, args: &RunArgs, directory: Option<&TempDir>) -> R
         bounds,
         numbers: ranks..most + args.spares,
         bind: (args.bind, ranks as usize),
-        environment: Vec::new(),
+        environment: exported(args)?,
         restarts: args.restarts,
         in_its_slot: most == ranks && args.spares == 0,
     };
     newcomers.join(job, directory.path());
     Ok(())
+}
+
+/// Returns the variables that --export gives the ranks of this machine.
+fn exported(args: &RunArgs) -> Result<Vec<(String, OsString)>> {
+    let exported = environment::exported(&args.export)?;
+    Ok(exported.into_iter().map(|(name, value)| (name, value.into())).collect())
 }
 
 fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
@@ -403,12 +417,14 @@ fn job(args: &RunArgs, rendezvous: &Rendezvous) -> Result<Job> {
     let (program, arguments) = args.command.split_first().ok_or_else(|| {
         CliError::usage("no program was given", "Put it after --, for example: kolo run -n 4 -- ./train")
     })?;
+    let exported = exported(args)?;
     let ranks = (0..local_of)
         .zip(bind::places(args.bind, local_of as usize, 0))
         .map(|(local, cpus)| {
             let rank = args.node_rank * local_of + local;
             let position = Position { rank, of, local, local_of, node: args.node_rank };
-            Rank { cpus, ..Rank::new(rank, rendezvous.environment(position)) }
+            let environment = [rendezvous.environment(position), exported.clone()].concat();
+            Rank { cpus, ..Rank::new(rank, environment) }
         })
         .collect();
     Ok(Job {
@@ -500,8 +516,13 @@ mod tests {
     #[test]
     fn newcomers_and_those_started_again_find_the_invitation() {
         let elastic = |text: &str, spares| {
-            let args =
-                RunArgs { elastic: Some(text.to_owned()), spares, bind: Bind::Core, ..args(2, 1, 0, None) };
+            let args = RunArgs {
+                elastic: Some(text.to_owned()),
+                spares,
+                bind: Bind::Core,
+                export: vec!["MADE=a=b".to_owned()],
+                ..args(2, 1, 0, None)
+            };
             let (rendezvous, directory) = rendezvous(&args, None).unwrap();
             let mut job = job(&args, &rendezvous).unwrap();
             make_elastic(&mut job, &args, directory.as_ref()).unwrap();
@@ -510,6 +531,7 @@ mod tests {
         let job = elastic("1:3", 2);
         assert_eq!((job.ranks.len(), job.least), (5, Some(1)));
         assert!(job.ranks.iter().all(|rank| rank.cpus.is_some()), "newcomers are bound, too");
+        assert!((0..5).all(|rank| variable(&job, rank, "MADE") == "a=b"));
         assert_eq!(variable(&job, 0, "KOLO_ELASTIC"), "1:3");
         assert!(variable(&job, 0, "KOLO_JOIN").is_empty() && !variable(&job, 1, "RANK").is_empty());
         let path = variable(&job, 0, "KOLO_INVITE");

@@ -35,13 +35,14 @@ pub(crate) struct PerfArgs {
     #[arg(value_name = "TEST")]
     pub test: String,
 
-    /// Ranks as threads per process
-    #[arg(short = 't', long = "nthreads", value_name = "N", default_value = "1", help_heading = SHAPE)]
-    pub nthreads: String,
-    /// Ranks per thread (GPUs in nccl-tests)
-    #[arg(short = 'g', long = "ngpus", value_name = "N", default_value = "1", help_heading = SHAPE)]
-    pub ngpus: String,
-    /// Ranks to start on this machine if no launcher did [default: 4, or the number given by -t and -g]
+    /// Ranks as threads per process [default: 1]
+    #[arg(short = 't', long = "nthreads", value_name = "N", help_heading = SHAPE)]
+    pub nthreads: Option<String>,
+    /// Ranks per thread (GPUs in nccl-tests) [default: 1]
+    #[arg(short = 'g', long = "ngpus", value_name = "N", help_heading = SHAPE)]
+    pub ngpus: Option<String>,
+    /// Ranks to start on this machine if no launcher did [default: the number given by -t and -g; without them 4, or 1 under
+    /// the name of a program of nccl-tests]
     #[arg(long, value_name = "N", help_heading = SHAPE)]
     pub ranks: Option<String>,
     /// Start the ranks as threads of one process instead of as processes

@@ -288,12 +288,7 @@ impl Buffers {
     /// All-gather in which partners at doubling distance exchange all blocks that they have.
     fn hypercube(&mut self, comm: &dyn Comm, operation: &Operation, place: Place) -> Result<()> {
         let (rank, ranks) = (comm.rank(), comm.world_size());
-        if !ranks.is_power_of_two() {
-            return Err(CliError::usage(
-                format!("hypercube needs a power-of-two number of ranks, but there are {ranks}"),
-                format!("Use --ranks {}", ranks.next_power_of_two()),
-            ));
-        }
+        operation.test.check_ranks(ranks)?;
         let block = operation.counts.argument as usize * operation.element_bytes();
         if !place.in_place {
             let own = place.output + rank as usize * block;

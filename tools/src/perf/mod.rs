@@ -12,7 +12,6 @@ use args::PerfArgs;
 use budget::Budget;
 use environment::Environment;
 use settings::{Ranks, Settings};
-use test::Test;
 
 use kolo::internal::join::Launched;
 use kolo_collectives::Task;
@@ -21,6 +20,7 @@ use crate::backend::{self, Comm, Request};
 use crate::error::{CliError, EXIT_WRONG_RESULT, Result};
 use crate::info::machine;
 use crate::launch;
+use crate::planning::shares_memory;
 
 pub(crate) mod args;
 mod budget;
@@ -104,19 +104,14 @@ fn check_before_start(settings: &Settings) -> Result<()> {
     let ranks = settings.ranks.total();
     let root = settings.roots(ranks)?.first().and_then(|root| u32::try_from(*root).ok()).unwrap_or(0);
     // Here, as in the run itself, all ranks are on one host.
-    let shares = settings.transport.as_ref().is_none_or(|list| list == "auto" || list.contains("shm"));
+    let shares = shares_memory(&backend::config(&request(settings, (0, 1)))?.transports);
     let task = |collective| {
         let task = Task::new(collective, ranks).with_root(root);
         if shares { task.with_stages() } else { task }
     };
     let task = settings.test.collective().map(task);
     backend::check(&request(settings, (0, 1)), task.as_ref())?;
-    if settings.test == Test::Hypercube && !ranks.is_power_of_two() {
-        return Err(CliError::usage(
-            format!("hypercube needs a power-of-two number of ranks, but there are {ranks}"),
-            format!("Use --ranks {}", ranks.next_power_of_two()),
-        ));
-    }
+    settings.test.check_ranks(ranks)?;
     if let Some(memory) = machine::memory() {
         Budget::new(memory, ranks).max_bytes(settings)?;
     }

@@ -1,13 +1,13 @@
 //! Draws two panels as SVG: bus bandwidth over size, and latency over size.
 
 use std::ops::Range;
-use std::path::Path;
 
 use plotters::coord::ranged1d::{AsRangedCoord, KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
 use plotters::prelude::*;
 
 use super::row::{Measurement, Row};
 use crate::error::{CliError, Result};
+use crate::output_file::OutputFile;
 
 const SIZE: (u32, u32) = (1280, 560);
 const FONT: &str = "sans-serif";
@@ -30,14 +30,13 @@ struct Curve {
 }
 
 /// Draws the rows to a file.
-pub(crate) fn draw(path: &Path, title: &str, rows: &[Row]) -> Result<()> {
+pub(crate) fn draw(file: OutputFile, title: &str, rows: &[Row]) -> Result<()> {
     let curves = curves(rows);
     let mut svg = String::new();
     render(&mut svg, title, &curves).map_err(|error| {
         CliError::failure(format!("the plot cannot be drawn: {error}"), "Leave out --plot")
     })?;
-    std::fs::write(path, svg)
-        .map_err(|error| CliError::system(format!("the plot {} cannot be written", path.display()), &error))
+    file.write(&svg)
 }
 
 /// Makes a curve per type, operator, root and placement; repeated sweeps are averaged.
@@ -253,7 +252,7 @@ mod tests {
     fn both_panels_are_drawn() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("plot.svg");
-        draw(&path, "all_reduce, 4 ranks on 1 host", &rows()).unwrap();
+        draw(OutputFile::open("plot", &path).unwrap(), "all_reduce, 4 ranks on 1 host", &rows()).unwrap();
         let svg = std::fs::read_to_string(&path).unwrap();
         for text in
             ["all_reduce, 4 ranks", "bus bandwidth (GB/s)", "time (µs)", "out of place", "in place", "128M"]
@@ -268,10 +267,11 @@ mod tests {
     #[test]
     fn nothing_to_draw_is_no_reason_to_fail() {
         let directory = tempfile::tempdir().unwrap();
-        draw(&directory.path().join("a.svg"), "nothing", &[]).unwrap();
-        draw(&directory.path().join("b.svg"), "one", &rows()[..1]).unwrap();
+        let file = || OutputFile::open("plot", &directory.path().join("a.svg")).unwrap();
+        draw(file(), "nothing", &[]).unwrap();
+        draw(file(), "one", &rows()[..1]).unwrap();
         let zero = Row { bytes: 0, ..sample() };
-        draw(&directory.path().join("c.svg"), "zero", &[zero]).unwrap();
+        draw(file(), "zero", &[zero]).unwrap();
     }
 
     #[test]

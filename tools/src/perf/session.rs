@@ -20,6 +20,7 @@ use crate::backend::{self, Comm};
 use crate::clock::local_now;
 use crate::error::{CliError, Result};
 use crate::info::machine;
+use crate::output_file::OutputFile;
 
 /// One combination of the loops around the sizes.
 #[derive(Clone, Copy)]
@@ -45,6 +46,8 @@ fn run_on(
     let start_time = local_now();
     let resident_at_start = machine::resident_bytes();
     console.lines(&settings.remarks)?;
+    let plot = settings.plot.as_ref().filter(|_| console.prints());
+    let plot = plot.map(|path| OutputFile::open("plot", path)).transpose()?;
     let json_file = open_json(settings, console)?;
     let colour = environment.split.map(|split| split.colour(world.rank()));
     let split = colour.map(|colour| world.split(colour)).transpose()?;
@@ -91,12 +94,12 @@ fn run_on(
     });
     if unwritten.is_none() {
         console.lines(&text::trailer(&settings.program, &verdict, memory.as_deref()))?;
-        if let (Some(path), true) = (&settings.plot, console.prints()) {
-            plot::draw(path, &plot_title(settings, world, &devices), &rows)?;
-        }
     }
+    let plot = plot.filter(|_| unwritten.is_none());
+    let drawn = plot.map(|file| plot::draw(file, &plot_title(settings, world, &devices), &rows));
     // No rank leaves while others still write their results.
     world.barrier()?;
+    drawn.unwrap_or(Ok(()))?;
     unwritten.map_or(Ok(()), Err)?;
     if console.is_unread() { Err(CliError::unread()) } else { Ok(verdict.okay()) }
 }
@@ -111,18 +114,13 @@ fn sweep(
 ) -> Result<()> {
     let settings = bench.settings;
     let ranks = bench.group.world_size();
-    if settings.test == Test::Hypercube && !ranks.is_power_of_two() {
-        return Err(CliError::usage(
-            format!("hypercube needs a power-of-two number of ranks, but there are {ranks}"),
-            format!("Use --ranks {}", ranks.next_power_of_two()),
-        ));
-    }
+    let fewest = least_group(bench)?;
     let columns = Columns::of(settings);
     console.lines(&text::header(columns))?;
     let mut lines = Vec::new();
     for &element in &settings.types {
         for &op in &settings.ops {
-            for &root in &settings.roots(ranks)? {
+            for &root in &settings.roots(fewest)? {
                 lines.push(Line { element, op, root });
             }
         }
@@ -167,6 +165,15 @@ fn sweep(
         cycle += 1;
     }
     Ok(())
+}
+
+/// Returns the number of ranks in the smallest group, after a check that the test can run in all groups. All ranks get the
+/// same result: they measure the same rows, or none.
+fn least_group(bench: &Bench<'_>) -> Result<u32> {
+    let (test, ranks) = (bench.settings.test, bench.group.world_size());
+    let unsuited = bench.least(test.check_ranks(ranks).map_or(u64::from(ranks), |()| u64::MAX))?;
+    u32::try_from(unsuited).map_or(Ok(()), |ranks| test.check_ranks(ranks))?;
+    Ok(bench.least(ranks.into())? as u32)
 }
 
 /// Prints how the library carries an operation out, if that differs from the one before.
@@ -430,6 +437,38 @@ mod tests {
     #[test]
     fn a_root_that_is_not_there_is_an_error() {
         assert!(run_alone("reduce -b 8 -e 8 -r 1").unwrap_err().message.contains("out of range"));
+    }
+
+    /// Ranks 0 and 2 are a group, and rank 1 is one of its own.
+    #[test]
+    fn groups_of_unequal_size_measure_the_same_rows() {
+        let ended = |line: &str| {
+            let settings = Settings::new(&parse_perf(line.split(' ')).unwrap(), None).unwrap();
+            let split = |name: &str| (name == "NCCL_TESTS_SPLIT").then(|| "MOD 2".to_owned());
+            let environment = Environment::read(split).unwrap();
+            let (ended, output) = (Mutex::new(Vec::new()), Shared::default());
+            backend::threads(3, &backend::Request::default(), &|comm| {
+                let is_first = comm.rank() == 0;
+                let mut console = if is_first { Console::to(output.clone()) } else { Console::silent() };
+                let result = run_on(&mut console, open_json, &settings, &environment, comm.as_ref());
+                ended.lock().unwrap().push(result.map_err(|error| error.message));
+                Ok(())
+            })
+            .unwrap();
+            let text = String::from_utf8(output.0.lock().unwrap().clone()).unwrap();
+            (ended.into_inner().unwrap(), text.lines().filter(|line| line.starts_with(' ')).count())
+        };
+        // The root that both groups have.
+        assert_eq!(ended("reduce -b 8 -e 8 -n 2 -r -1"), (vec![Ok(true); 3], 1));
+        for (line, because) in
+            [("reduce -b 8 -e 8 -n 2 -r 1", "root 1"), ("broadcast -b 8 -e 8 -n 2 -r 2", "root 2")]
+        {
+            let (ended, _) = ended(line);
+            assert!(
+                ended.iter().all(|it| it.as_ref().is_err_and(|error| error.contains(because))),
+                "{ended:?}"
+            );
+        }
     }
 
     #[test]

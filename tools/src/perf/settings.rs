@@ -73,6 +73,9 @@ impl PerIteration {
     }
 }
 
+/// Number of ranks to start if neither the user nor a launcher decides. A program of nccl-tests has one.
+const DEFAULT_RANKS: u32 = 4;
+
 /// The number of ranks to start if no launcher decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ranks {
@@ -162,8 +165,13 @@ impl Settings {
                 "invalid sizes for 'minbytes' and 'maxbytes': {min_bytes} > {max_bytes}"
             )));
         }
-        let (threads, gpus) = (count("-t", &args.nthreads, 1)? as u32, count("-g", &args.ngpus, 1)? as u32);
-        let ranks = ranks(args, threads, gpus)?;
+        let each = |option, text: &Option<String>| {
+            text.as_ref().map_or(Ok(1), |text| count(option, text, 1).map(|ranks| ranks as u32))
+        };
+        let (threads, gpus) = (each("-t", &args.nthreads)?, each("-g", &args.ngpus)?);
+        let is_given = args.nthreads.is_some() || args.ngpus.is_some();
+        let unasked = if is_given || program.is_some() { None } else { Some(DEFAULT_RANKS) };
+        let ranks = ranks(args, threads, gpus, unasked)?;
         let mut remarks: Vec<String> = type_remark.into_iter().chain(op_remark).collect();
         remarks.extend(without_effect(args)?);
         let iterations = count("-n", &args.iters, 1)?;
@@ -187,7 +195,7 @@ impl Settings {
             least_given: args.minbytes.is_some(),
             step: step(args)?,
             unalign: count("-u", &args.unalign, 0)?,
-            symmetric: args.symmetric || integer("-R", &args.local_register)? == 2,
+            symmetric: args.symmetric || one_of("-R", &args.local_register, &[false, false, true])?,
             ops: if test.shows_op() { ops } else { vec![NamedOp::Sum] },
             types,
             root: root(&args.root)?,
@@ -276,7 +284,8 @@ impl Settings {
     }
 }
 
-fn ranks(args: &PerfArgs, threads: u32, gpus: u32) -> Result<Ranks> {
+/// Returns the ranks to start; `unasked` is their number if no option tells it.
+fn ranks(args: &PerfArgs, threads: u32, gpus: u32, unasked: Option<u32>) -> Result<Ranks> {
     let per_process = threads.checked_mul(gpus).filter(|ranks| *ranks <= MAX_RANKS).ok_or_else(|| {
         CliError::usage(
             format!("-t {threads} and -g {gpus} make more than {MAX_RANKS} ranks in one process"),
@@ -296,12 +305,10 @@ fn ranks(args: &PerfArgs, threads: u32, gpus: u32) -> Result<Ranks> {
         },
     };
     Ok(match (given, args.threads) {
-        (None, true) if per_process == 1 => Ranks::Threads { count: 4 },
-        (None, true) => Ranks::Threads { count: per_process },
-        (None, false) if per_process == 1 => Ranks::Processes { count: 4, threads_each: 1 },
+        (None, true) => Ranks::Threads { count: unasked.unwrap_or(per_process) },
         // nccl-tests runs all of -t and -g in one process, and ranks that share a process must be threads.
         (None, false) if threads > 1 => Ranks::Threads { count: per_process },
-        (None, false) => Ranks::Processes { count: gpus, threads_each: 1 },
+        (None, false) => Ranks::Processes { count: unasked.unwrap_or(gpus), threads_each: 1 },
         (Some(count), true) => Ranks::Threads { count },
         (Some(count), false) if count * per_process > MAX_RANKS => {
             return Err(CliError::usage(
@@ -481,6 +488,8 @@ mod tests {
             "all_reduce -n 0",
             "all_reduce -i 0",
             "all_reduce -a 4",
+            "all_reduce -R 3",
+            "all_reduce -R -1",
             "all_reduce -n 3 -K 3",
             "all_reduce -J out.txt",
             "all_reduce --plot out.png",
@@ -495,6 +504,15 @@ mod tests {
     }
 
     #[test]
+    fn a_program_of_nccl_tests_runs_one_rank_unless_asked() {
+        for (line, count) in [("all_reduce", 1), ("all_reduce -t 1 -g 1", 1), ("all_reduce -g 2", 2)] {
+            let args = parse_perf(line.split_whitespace()).unwrap();
+            let settings = Settings::new(&args, Some("all_reduce_perf".into())).unwrap();
+            assert_eq!(settings.ranks, Ranks::Processes { count, threads_each: 1 }, "{line}");
+        }
+    }
+
+    #[test]
     fn the_programs_of_nccl_tests_ignore_a_skip_of_everything() {
         let args = parse_perf("all_reduce -n 3 -K 3".split_whitespace()).unwrap();
         let settings = Settings::new(&args, Some("all_reduce_perf".into())).unwrap();
@@ -505,6 +523,10 @@ mod tests {
     #[test]
     fn ranks_follow_the_options() {
         for (line, expected) in [
+            ("all_reduce --threads", Ranks::Threads { count: 4 }),
+            ("all_reduce -g 1", Ranks::Processes { count: 1, threads_each: 1 }),
+            ("all_reduce -t 1 -g 1", Ranks::Processes { count: 1, threads_each: 1 }),
+            ("all_reduce -t 1 --threads", Ranks::Threads { count: 1 }),
             ("all_reduce -g 8", Ranks::Processes { count: 8, threads_each: 1 }),
             ("all_reduce -t 3", Ranks::Threads { count: 3 }),
             ("all_reduce -t 2 -g 2", Ranks::Threads { count: 4 }),

@@ -109,6 +109,17 @@ impl Test {
         })
     }
 
+    /// Checks that the test can run among so many ranks.
+    pub(crate) fn check_ranks(self, ranks: u32) -> Result<(), CliError> {
+        if self != Self::Hypercube || ranks.is_power_of_two() {
+            return Ok(());
+        }
+        Err(CliError::usage(
+            format!("hypercube needs a power-of-two number of ranks, but there are {ranks}"),
+            format!("Use --ranks {}", ranks.next_power_of_two()),
+        ))
+    }
+
     /// Returns the collective that is called; `None` if the test consists of sends and receives.
     #[must_use]
     pub(crate) const fn collective(self) -> Option<Collective> {

@@ -6,7 +6,7 @@ use kolo_collectives::simulate::Cluster;
 
 use super::ClusterArgs;
 use crate::error::{CliError, Result};
-use crate::explain::{known_rates, with_profile};
+use crate::explain::{configured, known_rates};
 
 /// An example description to start from.
 pub(super) const EXAMPLE_FILE: &str = "\
@@ -79,8 +79,7 @@ fn known_hosts(cluster: &mut Cluster) -> Result<()> {
 pub(crate) fn describe(args: &ClusterArgs, element_bytes: u64) -> Result<Described> {
     let (mut cluster, table) = match &args.cluster {
         None => {
-            let profile = kolo::Config::from_env()?.profile;
-            let model = with_profile(args.network.model(), profile.as_ref());
+            let model = configured(args.network.model(), &kolo::Config::from_env()?);
             (Cluster { model, ..Cluster::default() }, toml::Table::new())
         }
         Some(path) => {

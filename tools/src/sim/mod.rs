@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use kolo::{Config, Transports};
 use kolo_collectives::plan::{Collective, Plan};
 use kolo_collectives::simulate::{Cluster, Symmetry, Timing, simulate, simulate_symmetric};
 use kolo_collectives::{Algorithm, Task};
@@ -39,6 +40,7 @@ Examples:
   kolo sim all_reduce --hosts 128 --ranks-per-host 8 --network rdma --bytes 1G --compare
   kolo sim --example > cluster.toml
   KOLO_PROFILE=profile.toml kolo sim all_reduce --ranks-per-host 4 --compare     with measured constants
+  KOLO_TRANSPORT=tcp kolo sim all_reduce --ranks-per-host 4                      without shared memory
   kolo sim --scale > docs/scale.md";
 
 /// Options of `kolo sim`.
@@ -148,7 +150,7 @@ fn simulated_text(args: &SimArgs) -> Result<(String, bool)> {
         ));
     };
     let described = describe(&args.described, call.element_bytes)?;
-    let task = call.task(described.cluster.hosts_of_ranks())?;
+    let task = call.task(described.cluster.hosts_of_ranks(), &Config::from_env()?.transports)?;
     let task = on_unequal_hosts(task, &described.cluster.rates);
     if args.compare {
         return Ok((compare(call, &described, &task)?, true));
@@ -186,7 +188,7 @@ const SHORT_SECONDS: f64 = 1e-3;
 /// Returns the time per call of several successive calls in the simulator, with segments and window as the runtime
 /// would choose them. A rank that is done with one call goes on to the next, so each takes less time than a single one.
 pub(crate) fn seconds_each(call: &CallArgs, cluster: &Cluster) -> Result<f64> {
-    let task = on_unequal_hosts(call.task(cluster.hosts_of_ranks())?, &cluster.rates);
+    let task = on_unequal_hosts(call.task(cluster.hosts_of_ranks(), &Transports::Auto)?, &cluster.rates);
     let seconds = |calls| {
         let cluster = Cluster { calls, ..cluster.clone() };
         let described = Described { cluster, segment_given: false, window_given: false };

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use kolo::Transports;
 use kolo_collectives::model::{LinkClass, Model};
 use kolo_collectives::plan::Collective;
 use kolo_collectives::simulate::Cluster;
@@ -95,7 +96,7 @@ fn cell(collective: Collective, bytes: u64, ranks: u32, gigabits: u32) -> Result
     let hosts = ranks / RANKS_PER_HOST;
     let cluster =
         Cluster { hosts, ranks_per_host: RANKS_PER_HOST, model: model(gigabits), ..Cluster::default() };
-    let task = call.task(cluster.hosts_of_ranks())?;
+    let task = call.task(cluster.hosts_of_ranks(), &Transports::Auto)?;
     let choice = choose(&call, &task, &cluster.model)?;
     let described = Described { cluster, segment_given: false, window_given: false };
     let simulated = simulate_one(&call, &described, &task, Some(choice.algorithm), Patience::None);

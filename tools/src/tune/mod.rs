@@ -19,6 +19,7 @@ use crate::configuration;
 use crate::error::{CliError, EXIT_FAILURE, Result};
 use crate::info::machine;
 use crate::launch;
+use crate::output_file::OutputFile;
 use crate::perf::console::Console;
 use check::{COLLECTIVES, Checked};
 use cluster::Cluster;
@@ -108,6 +109,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
         return check(args);
     }
     let path = args.out.clone().map_or_else(default_path, Ok)?;
+    let is_first = launch::environment::launched()?.is_none_or(|launched| launched.rank == 0);
+    let file = is_first.then(|| create(&path)).transpose()?;
     let mut console = Console::stdout();
     let network = match cluster::network(&mut console)? {
         Cluster::Alone => None,
@@ -115,8 +118,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<ExitCode> {
         Cluster::Others => return Ok(ExitCode::SUCCESS),
     };
     let profile = Profile { network, ..measure(&mut console)? };
-    write(&path, &profile)?;
     console.lines(&report::profile(&profile))?;
+    file.map_or(Ok(()), |file| file.write(&profile.to_toml()))?;
     console.line(&format!("\nWritten to {0}. To use it: export KOLO_PROFILE={0}", path.display()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -130,14 +133,13 @@ fn default_path() -> Result<PathBuf> {
         .ok_or_else(|| CliError::usage("neither XDG_CONFIG_HOME nor HOME is set", "Name a file with --out"))
 }
 
-fn write(path: &Path, profile: &Profile) -> Result<()> {
-    let written = match path.parent() {
-        Some(directory) if !directory.as_os_str().is_empty() => fs::create_dir_all(directory),
-        _ => Ok(()),
-    };
-    written
-        .and_then(|()| fs::write(path, profile.to_toml()))
-        .map_err(|error| CliError::system(format!("{} cannot be written", path.display()), &error))
+/// Creates the file of the profile, and its folder.
+fn create(path: &Path) -> Result<OutputFile> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        fs::create_dir_all(folder)
+            .map_err(|error| CliError::system(format!("{} cannot be created", folder.display()), &error))?;
+    }
+    OutputFile::open("profile", path)
 }
 
 fn measure(console: &mut Console) -> Result<Profile> {
@@ -187,16 +189,7 @@ fn check(args: &TuneArgs) -> Result<ExitCode> {
     if let Some(ranks) = args.ranks.iter().find(|ranks| !(2..=1024).contains(*ranks)) {
         return Err(CliError::usage(format!("{ranks} ranks cannot be checked"), "Use 2 to 1024"));
     }
-    let mut wanted: Vec<_> = COLLECTIVES.into_iter().enumerate().collect();
-    if !args.collective.is_empty() {
-        wanted.retain(|(_, collective)| args.collective.iter().any(|name| name == collective.name()));
-    }
-    if wanted.is_empty() {
-        return Err(CliError::usage(
-            format!("{} are not checked", args.collective.join(", ")),
-            format!("Choose from {}", COLLECTIVES.map(Collective::name).join(", ")),
-        ));
-    }
+    let wanted = wanted(&args.collective)?;
     let profile = Config::from_env()?.profile;
     let mut console = Console::stdout();
     console.line(&match &profile {
@@ -218,6 +211,20 @@ fn check(args: &TuneArgs) -> Result<ExitCode> {
     console.end();
     console.lines(&verdict::lines(&cases, args.verbose))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the collectives to check, with their numbers: all unless some are named.
+fn wanted(names: &[String]) -> Result<Vec<(usize, Collective)>> {
+    let all = COLLECTIVES.into_iter().enumerate();
+    let is_known = |name: &&String| COLLECTIVES.iter().any(|collective| collective.name() == *name);
+    match names.iter().find(|name| !is_known(name)) {
+        None if names.is_empty() => Ok(all.collect()),
+        None => Ok(all.filter(|(_, it)| names.iter().any(|name| name == it.name())).collect()),
+        Some(name) => Err(CliError::usage(
+            format!("'{name}' is not checked"),
+            format!("Choose from {}", COLLECTIVES.map(Collective::name).join(", ")),
+        )),
+    }
 }
 
 /// Starts the ranks of a part, and returns their findings.
@@ -280,4 +287,21 @@ fn leave(comm: &Communicator, file: &Path, found: &impl Serialize) -> Result<()>
     }
     // No rank leaves while others are still measuring.
     Ok(comm.barrier()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_must_be_one_of_a_collective_that_is_checked() {
+        let wanted = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            wanted(&names).map(|found| found.into_iter().map(|(_, it)| it).collect::<Vec<_>>())
+        };
+        assert_eq!(wanted(&[]).unwrap(), COLLECTIVES);
+        assert_eq!(wanted(&["broadcast"]).unwrap(), [Collective::Broadcast]);
+        let error = wanted(&["all_reduce", "brodcast"]).unwrap_err();
+        assert!(error.message.contains("'brodcast'") && error.message.contains("broadcast"), "{error}");
+    }
 }

@@ -47,7 +47,7 @@ static void collectives(const kolo::Communicator &comm) {
     std::array<int, 2> sums{};
     comm.reduce_scatter(all, sums);
     EXPECT(sums[0] == 3 * rank && sums[1] == 30 * rank);
-    comm.all_reduce(own, sums, kolo::Op::sum);
+    comm.all_reduce(own, sums);
     EXPECT(sums[0] == 3 && sums[1] == 30);
 
     double decision[3] = {0.5 * rank, 1, 2};

@@ -3,7 +3,10 @@
 //! A rank may stop in the middle of a line, to ask its user something for instance. On a terminal, such a line is written
 //! after a short time as far as it goes, and is then *open*: the rank continues it, unless another one writes a line first,
 //! which ends it. A stream has at most one open line. A carriage return ends a line there too: programs that show their
-//! progress write no other end. Files and pipes get whole lines only, so that programs read what the ranks have written.
+//! progress write no other end. Files and pipes get whole lines only, unless a line is too long to be kept.
+//!
+//! A file or a pipe gets the bytes of the ranks and no others, except prefixes and ends of lines that another rank or a
+//! prefix makes necessary: the output of one rank may be binary data.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +14,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Lines longer than this are cut into pieces, so that a rank that prints no line ends cannot fill memory.
+/// Lines longer than this are written in pieces, so that a rank that prints no line ends cannot fill memory.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// Bytes that are read at once.
@@ -93,6 +96,17 @@ pub(super) trait Source {
     fn read(&mut self, bytes: &mut [u8], patience: Option<Duration>) -> io::Result<Option<usize>>;
 }
 
+/// A piece of an output.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Piece {
+    /// A whole line, or the last part of one.
+    Line,
+    /// A part of a line that is too long to be kept.
+    Part,
+    /// The second half of the end of a line that is already written.
+    End,
+}
+
 /// Where the lines of an output go.
 pub(super) struct Copied<'a> {
     /// Tells outputs of the same stream apart.
@@ -102,10 +116,10 @@ pub(super) struct Copied<'a> {
 }
 
 impl Copied<'_> {
-    /// Writes a whole line, or the rest of one.
-    fn put(&self, text: &[u8]) -> io::Result<()> {
+    fn put(&self, text: &[u8], piece: Piece) -> io::Result<()> {
         let mut stream = self.to.lock().unwrap_or_else(PoisonError::into_inner);
-        stream.put(self.who, self.prefix, text, false)
+        let prefix = if piece == Piece::End { "" } else { self.prefix };
+        stream.put(self.who, prefix, text, piece == Piece::Part)
     }
 
     /// Writes a line that has begun, unless another one is open. Returns whether it did.
@@ -118,10 +132,18 @@ impl Copied<'_> {
         Ok(is_free)
     }
 
-    /// Ends a line of this output that is still open.
-    fn close(&self) -> io::Result<()> {
+    /// Writes the rest of this output. A line without an end gets one where people read it, or programs that expect
+    /// prefixes.
+    fn finish(&self, mut rest: Vec<u8>) -> io::Result<()> {
         let mut stream = self.to.lock().unwrap_or_else(PoisonError::into_inner);
-        if stream.open == Some(self.who) { stream.put(self.who, "", b"\n", false) } else { Ok(()) }
+        if rest.is_empty() && stream.open != Some(self.who) {
+            return Ok(());
+        }
+        let is_ended = !self.prefix.is_empty() || stream.destination == Destination::Terminal;
+        if is_ended {
+            rest.push(b'\n');
+        }
+        stream.put(self.who, self.prefix, &rest, !is_ended)
     }
 
     /// Copies until the output ends, or until nobody reads the copies: the rank's next write then fails, as it would
@@ -143,10 +165,9 @@ impl Copied<'_> {
             let is_awaited = destination == Destination::Terminal && !lines.begun.is_empty();
             let patience = is_awaited.then_some(IDLE);
             let goes_on = match from.read(&mut buffer, patience) {
-                Ok(Some(count @ 1..)) => lines.read(&buffer[..count], |line, begins| {
-                    let prefix = if begins { self.prefix } else { "" };
-                    is_read(Copied { prefix, ..*self }.put(line))
-                }),
+                Ok(Some(count @ 1..)) => {
+                    lines.read(&buffer[..count], |text, piece| is_read(self.put(text, piece)))
+                }
                 Ok(None) => match self.put_open(&lines.begun) {
                     Ok(true) => {
                         lines.begun.clear();
@@ -154,14 +175,9 @@ impl Copied<'_> {
                     }
                     written => is_read(written.map(drop)),
                 },
-                Ok(Some(0)) | Err(_) if lines.begun.is_empty() => {
-                    is_read(self.close());
-                    false
-                }
                 Ok(Some(0)) | Err(_) => {
-                    lines.begun.push(b'\n');
-                    is_read(self.put(&lines.begun));
-                    false
+                    is_read(self.finish(lines.begun));
+                    return;
                 }
             };
             if !goes_on {
@@ -189,13 +205,13 @@ impl Lines {
         byte == b'\n' || byte == b'\r' && self.destination == Destination::Terminal
     }
 
-    /// Passes on each line that these bytes end, and whether it begins a line of its own, until `put` returns false.
-    /// Returns whether it never did.
-    fn read(&mut self, bytes: &[u8], mut put: impl FnMut(&[u8], bool) -> bool) -> bool {
+    /// Passes on each line that these bytes end, and the parts of long lines, until `put` returns false. Returns whether
+    /// it never did.
+    fn read(&mut self, bytes: &[u8], mut put: impl FnMut(&[u8], Piece) -> bool) -> bool {
         let mut rest = bytes;
         if std::mem::take(&mut self.returned) && rest.first() == Some(&b'\n') {
             rest = &rest[1..];
-            if !put(b"\n", false) {
+            if !put(b"\n", Piece::End) {
                 return false;
             }
         }
@@ -210,14 +226,11 @@ impl Lines {
             let (line, behind) = rest.split_at(len);
             self.begun.extend_from_slice(line);
             rest = behind;
-            if end.is_none() {
-                if self.begun.len() < MAX_LINE_BYTES {
-                    return true;
-                }
-                self.begun.push(b'\n');
+            if end.is_none() && self.begun.len() < MAX_LINE_BYTES {
+                return true;
             }
             self.returned = end.is_some() && rest.is_empty() && line.ends_with(b"\r");
-            let goes_on = put(&self.begun, true);
+            let goes_on = put(&self.begun, if end.is_some() { Piece::Line } else { Piece::Part });
             self.begun.clear();
             if !goes_on {
                 return false;
@@ -256,15 +269,25 @@ mod tests {
     }
 
     fn copied_from(to: Destination, from: impl Source) -> String {
+        copied_with("[0] ", to, from)
+    }
+
+    fn copied_with(prefix: &str, to: Destination, from: impl Source) -> String {
         let stream = Arc::new(Mutex::new(Stream::new(to, Vec::new())));
         let to: Sink = stream.clone();
-        Copied { who: 0, prefix: "[0] ", to: &to }.copy(from, |_| ());
+        Copied { who: 0, prefix, to: &to }.copy(from, |_| ());
         let text = stream.lock().unwrap().to.clone();
         String::from_utf8(text).unwrap()
     }
 
     /// An output of so many bytes without line ends.
     struct Endless(usize);
+
+    impl Source for &mut dyn Source {
+        fn read(&mut self, bytes: &mut [u8], patience: Option<Duration>) -> io::Result<Option<usize>> {
+            (**self).read(bytes, patience)
+        }
+    }
 
     impl Source for Endless {
         fn read(&mut self, bytes: &mut [u8], _: Option<Duration>) -> io::Result<Option<usize>> {
@@ -276,10 +299,27 @@ mod tests {
     }
 
     #[test]
-    fn endless_lines_are_cut() {
-        let text = copied_from(Destination::File, Endless(MAX_LINE_BYTES + 5));
-        assert_eq!(text.lines().count(), 2);
-        assert!(text.ends_with("\n[0] xxxxx\n"));
+    fn files_get_the_bytes_of_a_rank_unchanged() {
+        let long = MAX_LINE_BYTES + 5;
+        let written = |prefix, bytes| copied_with(prefix, Destination::File, Endless(bytes));
+        assert!(written("", long) == "x".repeat(long), "no end of a line is added");
+        assert!(written("", MAX_LINE_BYTES) == "x".repeat(MAX_LINE_BYTES));
+        assert!(written("[0] ", long) == format!("[0] {}\n", "x".repeat(long)), "a prefix asks for lines");
+        let copied = |text| copied_with("", Destination::File, &mut Pieces([Some(text)].into()));
+        assert_eq!(copied("one\ntwo"), "one\ntwo");
+        let shown = copied_with("", Destination::Terminal, &mut Pieces([Some("one")].into()));
+        assert_eq!(shown, "one\n");
+    }
+
+    #[test]
+    fn another_rank_ends_a_long_line() {
+        let stream = Arc::new(Mutex::new(Stream::new(Destination::File, Vec::new())));
+        let to: Sink = stream.clone();
+        let copy = |who, from: &mut dyn Source| Copied { who, prefix: "", to: &to }.copy(from, |_| ());
+        copy(0, &mut Endless(MAX_LINE_BYTES));
+        copy(1, &mut &mut Pieces([Some("one\n")].into()));
+        let text = String::from_utf8(stream.lock().unwrap().to.clone()).unwrap();
+        assert!(text.len() == MAX_LINE_BYTES + 5 && text.ends_with("x\none\n"));
     }
 
     /// A stream whose reader leaves after some lines.
