@@ -140,7 +140,10 @@ mod tests {
         report.measured.truncate(4);
         report.measured[0].round_trip_seconds = 0.2;
         report.measured[1].round_trip_seconds = 0.2;
-        assert!((super::profile(&report).unwrap().latency_seconds - 91e-6).abs() < 1e-9, "of four, the second");
+        assert!(
+            (super::profile(&report).unwrap().latency_seconds - 91e-6).abs() < 1e-9,
+            "of four, the second"
+        );
         report.hosts[2].facts.hostname = "a".to_owned();
         assert!(super::profile(&report).unwrap_err().message.contains("called a"));
     }

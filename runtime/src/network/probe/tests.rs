@@ -54,7 +54,9 @@ impl Wire for Line {
         let number = &mut self.sent[usize::from(is_long)];
         let held_up = Duration::from_millis(if (self.is_held_up)(is_long, *number) { 200 } else { 0 });
         *number += 1;
-        self.to[&host].send((self.left_at + self.latency + held_up, bytes.to_vec())).map_err(|e| e.to_string())
+        self.to[&host]
+            .send((self.left_at + self.latency + held_up, bytes.to_vec()))
+            .map_err(|e| e.to_string())
     }
     fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), String> {
         let (at, sent) = self.from[&host].recv().map_err(|e| e.to_string())?;
