@@ -19,6 +19,7 @@ use super::padding::Proving;
 use super::park::Park;
 use super::rails::{self, Rail};
 use super::relay::AtRelay;
+use super::resends::Resends;
 use super::route::{self, Candidate};
 use super::socket::{self, Stop, TcpInfo};
 use super::stripes::Path;
@@ -74,6 +75,7 @@ pub struct TcpEndpoint {
     pub(super) deferred: Vec<Arrival>,
     pub(super) work: Workspace,
     pub(super) pacing: Pacing,
+    pub(super) resends: Resends,
     /// Connections to peers that do not acknowledge data.
     pub(super) trials: Vec<Trial>,
     pub(super) park: Park,
@@ -164,6 +166,7 @@ impl TcpEndpoint {
         Ok(Self {
             caps: CAPS,
             me: Identity { rank, world_size, instance, key },
+            resends: Resends::of(&options),
             options,
             host,
             interfaces: admitted,

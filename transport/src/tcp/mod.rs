@@ -49,6 +49,7 @@ mod park;
 mod port;
 mod rails;
 mod relay;
+mod resends;
 mod route;
 mod socket;
 mod strands;

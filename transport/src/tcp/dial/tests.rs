@@ -197,7 +197,7 @@ fn a_relay_whose_other_end_has_left_is_asked_again_until_the_time_is_over() {
     let hello = ([5; HELLO_BYTES], key_of(&[7; 16]));
     let mut dial = Dial::new(hello, 1, true, &[], began).or_by(Some(detour(&relay, began)));
     let mut now = began;
-    let mut meet_and_part = |dial: &mut Dial, now| {
+    let meet_and_part = |dial: &mut Dial, now| {
         assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
         let (mut stream, _) = relay.accept().unwrap();
         while !dial.attempts.iter().any(|attempt| attempt.calling().is_some_and(Calling::is_sent)) {
