@@ -20,7 +20,7 @@ use super::park::Park;
 use super::rails::{self, Rail};
 use super::relay::AtRelay;
 use super::resends::Resends;
-use super::route::{self, Candidate};
+use super::route::{self, Candidate, Here};
 use super::socket::{self, Stop, TcpInfo};
 use super::stripes::Path;
 use super::wire::{MESSAGE_MAX, key_of};
@@ -46,6 +46,8 @@ pub struct TcpEndpoint {
     interfaces: Vec<Interface>,
     /// The addresses of all interfaces of this host.
     own_addresses: Vec<IpAddr>,
+    /// Whether the system has listed its interfaces.
+    is_listed: bool,
     /// Facts and options that the system has refused and that this end does without, in words.
     lack: Option<String>,
     address: Vec<u8>,
@@ -171,6 +173,7 @@ impl TcpEndpoint {
             host,
             interfaces: admitted,
             own_addresses: local.own,
+            is_listed: local.is_listed,
             lack,
             address,
             port,
@@ -326,9 +329,10 @@ impl Endpoint for TcpEndpoint {
             kind: ErrorKind::Corrupt,
             ..Error::system(NAME, Some(peer), "the peer's address", error)
         })?;
-        let here = (&self.host, &*self.interfaces, &*self.own_addresses);
-        let list = self.options.interfaces.as_deref();
-        let candidates = route::candidates(&address, here, self.options.family, list);
+        let (interfaces, own) = (&*self.interfaces, &*self.own_addresses);
+        let here = Here { interfaces, own, is_listed: self.is_listed };
+        let (stack, list) = (self.host.stack(&address.host), self.options.interfaces.as_deref());
+        let candidates = route::candidates(&address, stack, here, self.options.family, list);
         if candidates.is_empty() && self.relay_to(peer).is_none() {
             let because = "no common network; see KOLO_SOCKET_IFNAME".to_owned();
             return Ok(Reach::No { because });
