@@ -92,6 +92,7 @@ fn tcp_options(making: &Making) -> TcpOptions {
         dial_patience,
         dial_timeout,
         reach_within,
+        is_told_of_deaths: true,
         dead_after: control.dead_after(),
         cookie: control.job_cookie(),
         interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),
