@@ -8,6 +8,7 @@ use super::NAME;
 use super::accept::{Acceptor, Arrival, Identity, RejectedConnections};
 use super::address::{Address, Host};
 use super::black_hole::Trial;
+use super::congestion;
 use super::inbound::{Landing, Recv};
 use super::interfaces::{self, Interface, Local};
 use super::leaving::Leaving;
@@ -154,6 +155,7 @@ impl TcpEndpoint {
             Error::system(NAME, None, "random number", io::Error::other(error.to_string()))
         })?;
         let host = Host::here(instance);
+        congestion::check(&options.congestion).map_err(system("setting an option"))?;
         let (local, lack) = with_lacks(local, &options);
         let admitted = admitted(&local, &options)?;
         let listens = |at: SocketAddr| at.ip().is_unspecified() || admitted.iter().any(|i| i.ip == at.ip());

@@ -29,7 +29,7 @@ pub enum Congestion {
     Auto,
     /// Always the system's choice.
     System,
-    /// The named one, for all peers. It is an error if the system refuses it.
+    /// The named one, for all peers. An endpoint cannot be made if the system refuses it.
     Named(String),
 }
 
