@@ -534,10 +534,7 @@ impl Endpoint for TcpEndpoint {
                 Strands::None | Strands::Wanted => None,
             });
         let dials = dials.chain(strands).chain(self.proving.iter().filter_map(Proving::until));
-        let waits = self.awaited.iter().filter_map(|&number| match &self.links[number as usize].state {
-            State::Awaited(awaiting) => awaiting.due(),
-            _ => None,
-        });
+        let waits = self.awaited.iter().filter_map(|&number| self.links[number as usize].awaited_until());
         let deferred = self.deferred.iter().map(|arrival| self.deferred_until(arrival));
         let short = self.deaf.then(|| Instant::now() + Duration::from_millis(1));
         let due = dials.chain(waits).chain(deferred).chain(self.relays_due());
