@@ -92,6 +92,7 @@ pub(crate) fn tcp_options(world: &World, config: &Config, ranks: &[u32]) -> TcpO
         dial_patience,
         dial_timeout,
         reach_within,
+        is_told_of_deaths: true,
         dead_after: control.dead_after(),
         cookie: control.job_cookie(),
         interfaces: config.socket_interfaces.as_deref().and_then(TcpOptions::interfaces_from),

@@ -29,6 +29,9 @@ pub trait Wire {
 /// Most round trips of empty messages. The shortest counts, since others may have waited for a CPU.
 const ROUND_TRIPS: u32 = 8;
 
+/// Least number of round trips. Each may have lost a packet, which is sent again after up to 200 ms.
+const LEAST_ROUND_TRIPS: u32 = 3;
+
 /// Time after which no further round trips are made. On a long path, each is like the other. On a near path whose ends
 /// share processors with other programs, several round trips in a row may take some milliseconds each.
 const ROUND_TRIPS_TIME: Duration = Duration::from_millis(25);
@@ -39,6 +42,12 @@ const FIRST_BYTES: usize = 64 << 10;
 /// Length of the first message where long messages use several interfaces. A shorter one would use only one of them, and
 /// tell nothing about the rest.
 const FIRST_BYTES_ON_RAILS: usize = 512 << 10;
+
+/// Length that late messages do not fall below. Shorter messages would tell only the round trip.
+const LEAST_BYTES: usize = 8 << 10;
+
+/// Most messages that are late: on a slow link, the second one settles the rate.
+const LATE_ONES: u32 = 4;
 
 /// Number of long messages. The best rate counts, since other messages may have waited for a CPU.
 const LONG_ONES: u32 = 3;
@@ -83,7 +92,8 @@ pub struct Effort {
     pub long_in_round_trips: u32,
     /// Time of a message, if it is also some round trips, after which no longer message is sent.
     pub long: Duration,
-    /// Time of a message after which no further message is sent.
+    /// Time of a message, if it is also some round trips, after which the message is late: the link is slow, or lost
+    /// packets were sent again after a while. No longer message is sent.
     pub longest: Duration,
     /// Total time after which no further message is sent.
     pub total: Duration,
@@ -157,7 +167,7 @@ pub(crate) fn probe<W: Wire>(wire: &mut W, host: u32, hosts: u32) -> Result<Vec<
             samples.push(Sample {
                 hosts: (host, partner),
                 round_trip_seconds: round_trip.as_secs_f64(),
-                bytes_per_second: rate.best,
+                bytes_per_second: rate.best.rate,
                 is_settled: rate.is_settled(),
             });
         } else {
@@ -227,8 +237,8 @@ pub fn round_trip<W: Wire>(wire: &mut W, partner: u32) -> Result<RoundTrip, W::E
     echo(wire)?;
     let begun = wire.now();
     let mut least = echo(wire)?;
-    for _ in 1..ROUND_TRIPS {
-        if wire.now() - begun > ROUND_TRIPS_TIME {
+    for made in 1..ROUND_TRIPS {
+        if made >= LEAST_ROUND_TRIPS && wire.now() - begun > ROUND_TRIPS_TIME {
             break;
         }
         let next = echo(wire)?;
@@ -252,27 +262,43 @@ pub fn rate<W: Wire>(
     effort: &Effort,
     buffers: &mut Buffers,
 ) -> Result<f64, W::Error> {
-    measure(wire, partner, way, round_trip, effort, buffers).map(|rate| rate.best)
+    measure(wire, partner, way, round_trip, effort, buffers).map(|rate| rate.best.rate)
 }
 
-/// The two best rates of long messages, in bytes per second.
+/// A long message whose rate was measured.
+#[derive(Clone, Copy, Debug, Default)]
+struct Timed {
+    len: usize,
+    /// Bytes per second.
+    rate: f64,
+    /// Whether it took so long that lost packets may have been sent again meanwhile.
+    is_late: bool,
+}
+
+/// The two long messages with the best rates.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
-    best: f64,
-    second: f64,
+    best: Timed,
+    second: Timed,
 }
 
 impl Rate {
-    fn note(&mut self, rate: f64) {
-        (self.best, self.second) =
-            if rate > self.best { (rate, self.best) } else { (self.best, self.second.max(rate)) };
+    fn note(&mut self, message: Timed) {
+        if message.rate > self.best.rate {
+            (self.best, self.second) = (message, self.best);
+        } else if message.rate > self.second.rate {
+            self.second = message;
+        }
     }
 
     /// Whether two messages had about the same rate. If not, the connection's window may still have been growing, or a
-    /// message was delayed.
+    /// message was delayed. Two late messages of one length prove nothing, because the kernel sends all lost packets
+    /// again after the same time.
     fn is_settled(&self) -> bool {
         const SAME: f64 = 0.75;
-        self.second >= SAME * self.best
+        let (best, second) = (&self.best, &self.second);
+        let is_shown = !best.is_late || !second.is_late || best.len != second.len;
+        is_shown && second.rate >= SAME * best.rate
     }
 }
 
@@ -285,8 +311,12 @@ fn measure<W: Wire>(
     buffers: &mut Buffers,
 ) -> Result<Rate, W::Error> {
     let most = effort.last_bytes.min(buffers.out.len());
-    let first = if wire.has_rails(partner) { FIRST_BYTES_ON_RAILS } else { FIRST_BYTES };
-    let (begun, mut len, mut rate, mut long) = (wire.now(), first.min(most), Rate::default(), 0);
+    let (first, least) = match wire.has_rails(partner) {
+        true => (FIRST_BYTES_ON_RAILS, FIRST_BYTES_ON_RAILS),
+        false => (FIRST_BYTES, LEAST_BYTES),
+    };
+    let (mut len, mut rate, mut long) = (first.min(most), Rate::default(), 0);
+    let (mut spent, mut late) = (Duration::ZERO, 0);
     let (step, patience) = if round_trip >= FAR {
         (FAR_STEP, FAR_PATIENCE_IN_ROUND_TRIPS)
     } else {
@@ -305,14 +335,24 @@ fn measure<W: Wire>(
                 wire.recv(partner, &mut [0; HEADER])?;
             }
         }
-        let here = wire.now();
-        let (took, spent) = (here - sent, here - begun);
+        let took = wire.now() - sent;
         // A short message spends most of its time on the path, so the difference would mean nothing.
         let way = if took > 2 * round_trip { round_trip } else { Duration::ZERO };
-        rate.note(len as f64 / (took - way).as_secs_f64().max(1e-7));
+        let is_late = took > effort.longest.max(4 * round_trip);
+        rate.note(Timed { len, rate: len as f64 / (took - way).as_secs_f64().max(1e-7), is_late });
+        if is_late {
+            late += 1;
+            if late == LATE_ONES || rate.is_settled() {
+                break;
+            }
+            // Another length distinguishes a slow link, which takes the same time for each byte.
+            len = other_length(len, least, most);
+            continue;
+        }
+        spent += took;
         let is_long = took > (effort.long_in_round_trips * round_trip).min(effort.long.max(3 * round_trip));
-        if took > effort.longest.max(4 * round_trip) || spent > (patience * round_trip).max(effort.total) {
-            // One more message distinguishes a slow link from a message that was delayed.
+        if spent > (patience * round_trip).max(effort.total) {
+            // One more message shows whether this one was delayed.
             if is_over || rate.is_settled() {
                 break;
             }
@@ -327,6 +367,11 @@ fn measure<W: Wire>(
     Ok(rate)
 }
 
+/// Returns the length of the message after a late one: half if that is not too short, or else twice as much.
+fn other_length(len: usize, least: usize, most: usize) -> usize {
+    if len / 2 >= least { len / 2 } else { (2 * len).min(most) }
+}
+
 /// Times of a message that was sent in halves.
 #[derive(Clone, Copy, Debug)]
 struct Halves {
@@ -338,6 +383,10 @@ struct Halves {
 }
 
 impl Halves {
+    fn is_late(&self, round_trip: Duration) -> bool {
+        self.whole > (FAR_LENGTH - 1) * round_trip
+    }
+
     /// Returns the rate in bytes per second. The partner starts later by the time of one way, so the second half
     /// follows the first without a pause. An end that reads the first half late finds the second half already in its
     /// kernel, and sees a rate that no link has. Therefore the slower of the two ends counts, and a time that is short
@@ -377,9 +426,11 @@ fn measure_far<W: Wire>(
         }
         last = this;
         // One more message distinguishes a slow link from a message that was delayed.
-        let is_late = here - begun > FAR_PATIENCE * round_trip || here - sent > FAR_LENGTH * round_trip;
+        let is_late = here - begun > FAR_PATIENCE * round_trip || message.is_late(round_trip);
         is_last = is_late || len == most;
-        if !is_late {
+        if message.is_late(round_trip) {
+            len = other_length(len, LEAST_BYTES, most);
+        } else if !is_late {
             let enough = (this * f64::from(FAR_LENGTH) * round_trip.as_secs_f64()) as usize;
             len = (FAR_STEP * len).min(enough.max(len)).min(most);
         }
@@ -390,7 +441,11 @@ fn measure_far<W: Wire>(
     let mut rate = Rate::default();
     for (message, theirs) in messages.iter().zip(theirs.chunks_exact(8)) {
         let nanos = theirs.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        rate.note(message.rate(round_trip, Duration::from_nanos(nanos)));
+        rate.note(Timed {
+            len: message.len,
+            rate: message.rate(round_trip, Duration::from_nanos(nanos)),
+            is_late: message.is_late(round_trip),
+        });
     }
     Ok(rate)
 }

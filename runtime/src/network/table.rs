@@ -141,7 +141,8 @@ impl Table {
             round_trips = self.samples.iter().map(|sample| sample.round_trip_seconds).collect();
         }
         round_trips.sort_by(f64::total_cmp);
-        let round_trip = *round_trips.get(round_trips.len() / 2)?;
+        // Of two, the shorter one counts: packets can be late, but not early.
+        let round_trip = *round_trips.get(round_trips.len().checked_sub(1)? / 2)?;
         // A link is as fast as the slower of its ends, so a host is as fast as the fastest of its links. If only a
         // lower bound is known for a host, it is taken to be as fast as the others: a message that was delayed must not
         // count against it.
@@ -336,6 +337,15 @@ mod tests {
         // The order is that of the communicator's ranks.
         assert_eq!(table.between(&[4, 0, 3]).unwrap().speeds(), Some(vec![16, 128, 128]));
         assert_eq!(some.speeds(), None);
+    }
+
+    #[test]
+    fn of_two_round_trips_the_shorter_one_counts() {
+        for [first, second] in [[64e-6, 0.25], [0.25, 64e-6]] {
+            let table = table(vec![sample(0, 1, first, 128e6), sample(0, 2, second, 128e6)]).unwrap();
+            let found = table.between(&[0, 1, 2, 3, 4]).unwrap().round_trip_seconds();
+            assert!((found / 64e-6 - 1.0).abs() < 0.2, "{found}");
+        }
     }
 
     #[test]

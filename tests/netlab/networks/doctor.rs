@@ -12,6 +12,7 @@ use crate::job::{End, command, perf, run, succeed};
 pub(crate) const TESTS: &[Test] = tests![
     Moment a_network_that_is_well_has_no_finding,
     Long a_slow_host_is_named,
+    Long a_very_slow_network_is_not_called_broken,
     Long a_lossy_host_is_named,
     Long a_black_hole_is_told_from_a_broken_network,
     Long a_host_that_nobody_can_dial_is_named,
@@ -57,6 +58,15 @@ fn a_slow_host_is_named() {
     expect(&lab, 1, &["host 2 (host2) sends and receives at most 1.", "ethtool"]);
     let lab = Lab::new(&network(4).host_down(1, 10_000_000)).expect("a network");
     expect(&lab, 1, &["host 1 (host1) receives at most 1."]);
+}
+
+fn a_very_slow_network_is_not_called_broken() {
+    let lab =
+        Lab::new(&Network::hosts(2).rate(120_000).delay(Duration::from_micros(200))).expect("a network");
+    let Some(end) = examined(&lab, "") else { return };
+    let false_causes = ["got through", "cannot reach", "black hole"];
+    assert!(false_causes.iter().all(|cause| !end.said.contains(cause)), "{}", end.said);
+    assert!(end.said.contains("2 hosts, 2 ranks") && end.code == Some(0), "{}", end.said);
 }
 
 fn a_lossy_host_is_named() {

@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = tests![
     Long a_cut_host_is_named_by_all_others,
     Long the_host_of_rank_0_is_named_too,
     Long a_job_goes_on_when_the_cable_is_back,
+    Long a_job_goes_on_soon_after_a_long_outage,
     Long a_path_that_loses_long_packets_ends_a_job_with_the_remedy,
     Moment a_full_disk_is_told_when_ranks_meet_and_no_matter_later,
 ];
@@ -26,8 +27,13 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Starts a job of one rank on each of three hosts, and waits until it is in the middle of its calls.
 fn running(lab: &Lab, iterations: u32) -> Option<Vec<Rank>> {
+    running_with(lab, iterations, LIMIT)
+}
+
+/// As [`running`], with a value of `KOLO_DEAD_AFTER`.
+fn running_with(lab: &Lab, iterations: u32, dead_after: Duration) -> Option<Vec<Rank>> {
     let words = format!("all_reduce -b 64K -e 64K -w 5 -n {iterations} -c 1");
-    let limit = LIMIT.as_secs().to_string();
+    let limit = dead_after.as_secs().to_string();
     let settings = [("KOLO_DEAD_AFTER", limit.as_str()), ("KOLO_JOIN_TIMEOUT", "40"), ("KOLO_TIMEOUT", "40")];
     let mut ranks: Vec<Rank> = perf(lab, 1, &words, &settings)?.into_iter().map(Rank::start).collect();
     // The head of the table appears once all ranks have joined. Packets then show that calls are running.
@@ -81,6 +87,26 @@ fn a_job_goes_on_when_the_cable_is_back() {
         let ends = ends(ranks, Instant::now(), LONG);
         succeed(&ends, "a cable that came back");
         assert!(ends[0].said.contains("Out of bounds values : 0 OK"), "{}", ends[0].said);
+    }
+}
+
+/// Without a limit, the kernel sends lost bytes again after some 12 s and 25 s.
+fn a_job_goes_on_soon_after_a_long_outage() {
+    const OUTAGE: Duration = Duration::from_secs(15);
+    if !std::path::Path::new("/proc/sys/net/ipv4/tcp_rto_max_ms").exists() {
+        println!("skipped: this kernel has no TCP_RTO_MAX_MS");
+        return;
+    }
+    let lab = Lab::new(&network(2)).expect("a network");
+    let Some(ranks) = running_with(&lab, 300, Duration::from_secs(20)) else { return };
+    lab.cut(1);
+    // The length of the cut is under test.
+    std::thread::sleep(OUTAGE);
+    lab.restore(1);
+    let ends = ends(ranks, Instant::now(), LONG);
+    succeed(&ends, "a long outage");
+    for end in &ends {
+        assert!(end.at < Duration::from_secs(7), "{:?} after the outage:\n{}", end.at, end.said);
     }
 }
 

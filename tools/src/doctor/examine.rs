@@ -43,8 +43,8 @@ const MEETINGS_PART: u32 = 4;
 /// Identifies the exchanges of the examination; no communicator has this number.
 const EXAMINATION: u64 = 0x646f_6374_6f72;
 
-/// Length of the vectors that are summed at the end.
-const TRIAL_ELEMENTS: usize = 1 << 16;
+/// Least and most elements of the vectors that are summed at the end.
+const TRIAL_ELEMENTS: (usize, usize) = (1 << 10, 1 << 16);
 
 /// Most bytes of a text from another rank; errors are the longest.
 const TEXT_BYTES: usize = 4096;
@@ -185,7 +185,7 @@ pub(crate) fn examine(time: Duration, depth: Depth) -> Result<Examined, Unexamin
     drop(examiner);
     let is_broken = findings(&report).iter().any(|finding| finding.severity == Severity::Broken);
     if depth == Depth::Communicator && !is_broken {
-        let tried = match trial(&config, control) {
+        let tried = match trial(&config, control, trial_elements(&report)) {
             Ok(routes) => (routes, None),
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
@@ -363,9 +363,17 @@ fn hold_meetings(
     Ok(())
 }
 
+/// Returns as many elements as the slowest way carries in a second, since a slow link is no broken one. All ranks know the same
+/// measurements.
+fn trial_elements(report: &Report) -> usize {
+    let rates = report.measured.iter().map(|way| way.bytes_per_second);
+    let carried = rates.fold(f64::INFINITY, f64::min) / size_of::<f32>() as f64;
+    (carried as usize).clamp(TRIAL_ELEMENTS.0, TRIAL_ELEMENTS.1)
+}
+
 /// Makes a communicator over the connections to rank 0 and sums a vector. Returns how this rank reaches the
 /// others.
-fn trial(config: &Config, control: Control) -> Result<Vec<Route>> {
+fn trial(config: &Config, control: Control, elements: usize) -> Result<Vec<Route>> {
     let config = config.clone().with(|config| {
         config.network_probe = false;
         config.timeout = CALL_LIMIT;
@@ -384,7 +392,7 @@ fn trial(config: &Config, control: Control) -> Result<Vec<Route>> {
         }
     }
     if !is_alone {
-        let mut ones = vec![1.0_f32; TRIAL_ELEMENTS];
+        let mut ones = vec![1.0_f32; elements];
         comm.all_reduce(&mut ones, kolo::ReduceOp::Sum)?;
         let ranks = comm.world_size() as f32;
         if ones.iter().any(|sum| *sum != ranks) {

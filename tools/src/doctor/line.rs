@@ -9,11 +9,19 @@ use kolo_transport::tcp::TcpInfo;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 
+/// Ratio of the time for a whole transfer to the time for which a line may be silent: a burst needs 44 kbit/s.
+const SILENCES: u32 = 3;
+
+/// Part of the time for which a line may be silent, after which the kernel is asked what the other end has acknowledged.
+const LOOKS: u32 = 8;
+
 /// The reason why no more data arrives on a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// Data did not get through within this time.
+    /// No data got through for this time.
     Late(Duration),
+    /// Data got through, but too slowly.
+    Slow { moved: u64, of: u64, time: Duration },
     /// The other end has closed the connection, or the system reports an error.
     Closed(String),
 }
@@ -22,8 +30,42 @@ impl std::fmt::Display for Stop {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Late(limit) => write!(f, "nothing got through for {:.1} s", limit.as_secs_f64()),
+            Self::Slow { moved, of, time } => {
+                write!(f, "only {moved} of {of} bytes got through in {:.1} s", time.as_secs_f64())
+            }
             Self::Closed(why) => f.write_str(why),
         }
+    }
+}
+
+/// The time limits of a transfer.
+#[derive(Debug)]
+struct Patience {
+    limit: Duration,
+    begun: Instant,
+    moved_at: Instant,
+    /// Bytes that have got through so far.
+    moved: u64,
+}
+
+impl Patience {
+    const fn new(limit: Duration, now: Instant) -> Self {
+        Self { limit, begun: now, moved_at: now, moved: 0 }
+    }
+
+    /// Returns how long to wait before the next look, after `moved` bytes of `of` have got through.
+    fn look(&mut self, moved: u64, of: u64, now: Instant) -> Result<Duration, Stop> {
+        if moved > self.moved {
+            (self.moved, self.moved_at) = (moved, now);
+        }
+        let (silent, time) = (now - self.moved_at, now - self.begun);
+        if silent >= self.limit {
+            return Err(Stop::Late(self.limit));
+        }
+        if time >= SILENCES * self.limit {
+            return Err(Stop::Slow { moved: moved.min(of), of, time });
+        }
+        Ok((self.limit - silent).min(self.limit / LOOKS))
     }
 }
 
@@ -31,7 +73,7 @@ impl std::fmt::Display for Stop {
 #[derive(Debug)]
 pub(crate) struct Line {
     socket: TcpStream,
-    /// Longest duration of one send or receive.
+    /// Longest silence during one send or receive.
     limit: Duration,
     /// A moment, and the time of day at that moment.
     clock: (Instant, Duration),
@@ -72,16 +114,23 @@ impl Line {
         TcpInfo::of(&self.socket).unwrap_or_default()
     }
 
-    /// Sends and receives at the same time, until both are done.
+    /// Sends and receives at the same time, until both are done. The time limit begins anew with every byte that gets
+    /// through, up to [`SILENCES`] times, because a slow link is no broken one.
     pub(crate) fn transfer(&mut self, mut out: &[u8], mut inward: &mut [u8]) -> Result<(), Stop> {
-        let until = Instant::now() + self.limit;
+        let mut patience = Patience::new(self.limit, Instant::now());
+        let of = (out.len() + inward.len()) as u64;
+        let (mut received_bytes, before) = (0, self.info().acknowledged_bytes);
         while !out.is_empty() || !inward.is_empty() {
             let sent = if out.is_empty() { None } else { moved((&self.socket).write(out))? };
             out = &out[sent.unwrap_or(0)..];
             let received = if inward.is_empty() { None } else { moved((&self.socket).read(inward))? };
             inward = &mut std::mem::take(&mut inward)[received.unwrap_or(0)..];
+            received_bytes += received.unwrap_or(0) as u64;
             if sent.is_none() && received.is_none() {
-                self.wait(!out.is_empty(), !inward.is_empty(), until)?;
+                // Bytes that the kernel has taken have not got through yet. The other end may answer only when it has all.
+                let acknowledged = self.info().acknowledged_bytes.saturating_sub(before);
+                let time = patience.look(received_bytes + acknowledged, of, Instant::now())?;
+                self.wait(!out.is_empty(), !inward.is_empty(), time)?;
             }
         }
         Ok(())
@@ -92,15 +141,11 @@ impl Line {
         let _ = self.transfer(&[], &mut [0]);
     }
 
-    fn wait(&self, sends: bool, receives: bool, until: Instant) -> Result<(), Stop> {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Stop::Late(self.limit));
-        }
+    fn wait(&self, sends: bool, receives: bool, time: Duration) -> Result<(), Stop> {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::OUT, sends);
         flags.set(PollFlags::IN, receives);
-        let time = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
         match poll(&mut [PollFd::new(&self.socket, flags)], Some(&time)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(Stop::Closed(error.to_string())),
@@ -173,6 +218,36 @@ mod tests {
         assert!(rate > 1e6 && rate.is_finite(), "{rate}");
         end(&mut near, 1).unwrap();
         assert_eq!(other.join().unwrap(), Ok(()));
+    }
+
+    #[test]
+    fn a_transfer_ends_if_nothing_moves_or_if_it_takes_far_too_long() {
+        let (limit, begun) = (Duration::from_secs(2), Instant::now());
+        let at = |tenths: u32| begun + limit * tenths / 10;
+        let mut slow = Patience::new(limit, begun);
+        for look in 1..2 * SILENCES {
+            let left = slow.look(u64::from(look), 100, at(5 * look));
+            assert!(left.is_ok_and(|time| !time.is_zero() && time < limit), "{look}");
+        }
+        let end = slow.look(20, 100, at(10 * SILENCES)).unwrap_err();
+        assert_eq!(end.to_string(), "only 20 of 100 bytes got through in 6.0 s");
+        let mut silent = Patience::new(limit, begun);
+        assert!(silent.look(50, 100, at(9)).is_ok() && silent.look(50, 100, at(18)).is_ok());
+        assert_eq!(silent.look(50, 100, at(19)), Err(Stop::Late(limit)));
+    }
+
+    #[test]
+    fn a_slow_partner_is_waited_for() {
+        let (mut near, mut far) = pair(Duration::from_secs(3));
+        let partner = std::thread::spawn(move || {
+            for part in vec![1; 32 << 10].chunks(1 << 10) {
+                // The partner's slowness is under test: it takes longer than the limit.
+                std::thread::sleep(Duration::from_millis(100));
+                far.transfer(part, &mut []).unwrap();
+            }
+        });
+        near.transfer(&[], &mut vec![0; 32 << 10]).unwrap();
+        partner.join().unwrap();
     }
 
     #[test]

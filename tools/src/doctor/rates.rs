@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::line::{Line, Stop};
 use super::reach::{Answering, Carries, Reach, SMALL_SEGMENT, Token, dial_for_rates};
 
-/// Time limit of one message; most take a tenth of a second.
+/// Longest silence during one message; most messages take a tenth of a second.
 const LIMIT: Duration = Duration::from_secs(4);
 
 /// Share of the measured rate at which losses are counted: no queue fills, so a lost segment was not lost for lack of

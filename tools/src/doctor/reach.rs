@@ -20,7 +20,7 @@ use super::line::{Line, Stop};
 /// Time limit for dialling. A connection request is repeated after 1 s; one of the two should be answered.
 const DIAL_LIMIT: Duration = Duration::from_millis(2500);
 
-/// Time limit for a burst; by then its last segments have been sent four times.
+/// Longest silence during a burst; by then the segments that are missing have been sent four times.
 const BURST_LIMIT: Duration = Duration::from_secs(2);
 
 /// Length of a burst: some twenty full segments, which any queue holds.
@@ -226,6 +226,9 @@ pub(crate) fn in_parallel<T: Sync, R: Send>(
 fn carries(token: &Token, from: u32, line: Line, to: SocketAddr) -> Carries {
     let mut line = line.with_limit(BURST_LIMIT);
     let Err(stop) = burst(&mut line) else { return Carries::All };
+    if let Stop::Slow { .. } = stop {
+        return Carries::Stalls(stop.to_string());
+    }
     let info = line.info();
     drop(line);
     let small = dial(token, from, to, Some(SMALL_SEGMENT), Purpose::Burst)

@@ -33,9 +33,20 @@ pub(super) struct Host {
     pub(super) namespace: u64,
 }
 
+/// Relation of a peer's network stack to this rank's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stack {
+    /// They are one.
+    Same,
+    /// They differ.
+    Other,
+    /// The system of one rank withholds its identity.
+    Unknown,
+}
+
 impl Host {
     /// Returns the identity of this host. Facts that the system withholds are replaced by unique values, so that no
-    /// peer shares them.
+    /// peer shares them, and that no host has: see [`Host::is_known`].
     pub(super) fn here(instance: u64) -> Self {
         let mut boot = [0; 16];
         match std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().and_then(|text| hex(&text)) {
@@ -43,8 +54,24 @@ impl Host {
             None => boot[..8].copy_from_slice(&instance.to_le_bytes()),
         }
         // This is the namespace of this thread: threads of one process may be in different ones.
-        let namespace = std::fs::metadata("/proc/thread-self/ns/net").map_or(instance, |meta| meta.ino());
-        Self { boot, namespace }
+        let namespace = std::fs::metadata("/proc/thread-self/ns/net");
+        Self { boot, namespace: namespace.map_or(instance | 1 << 63, |meta| meta.ino()) }
+    }
+
+    /// Whether no fact is replaced. The second half of a boot's number, a UUID, is not zero, and inodes of namespaces have 32
+    /// bits.
+    const fn is_known(&self) -> bool {
+        let [.., a, b, c, d, e, f, g, h] = self.boot;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h]) != 0 && self.namespace <= u32::MAX as u64
+    }
+
+    /// Returns the relation of another network stack to this one.
+    pub(super) fn stack(&self, other: &Self) -> Stack {
+        match (self.same_stack(other), self.is_known() && other.is_known()) {
+            (true, _) => Stack::Same,
+            (false, true) => Stack::Other,
+            (false, false) => Stack::Unknown,
+        }
     }
 
     /// Returns whether packets between the two pass the loopback device. Containers of one host that have network
@@ -289,6 +316,17 @@ mod tests {
 
     #[test]
     fn this_host_is_itself() {
-        assert!(Host::here(1).same_stack(&Host::here(2)));
+        assert_eq!(Host::here(1).stack(&Host::here(2)), Stack::Same);
+    }
+
+    #[test]
+    fn withheld_facts_are_noticed() {
+        let (here, other) = (Host { boot: [7; 16], namespace: 5 }, Host { boot: [8; 16], namespace: 5 });
+        assert_eq!(here.stack(&other), Stack::Other);
+        let mut boot = [0; 16];
+        boot[..8].copy_from_slice(&[9; 8]);
+        for withheld in [Host { boot, ..here }, Host { namespace: 9 | 1 << 63, ..here }] {
+            assert_eq!([here.stack(&withheld), withheld.stack(&here)], [Stack::Unknown; 2], "{withheld:?}");
+        }
     }
 }

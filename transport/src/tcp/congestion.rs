@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use socket2::Socket;
+use socket2::{Domain, Protocol, Socket, Type};
 
 use super::endpoint::Peer;
 use super::options::Congestion;
@@ -36,6 +36,18 @@ pub(super) fn choose(socket: &Socket, wanted: &Congestion, loopback: bool) -> io
         Congestion::Auto | Congestion::System => {}
     }
     Ok(current(socket))
+}
+
+/// Checks that the system permits the wanted congestion control. The end that accepts a connection cannot refuse it for
+/// that any more.
+pub(super) fn check(wanted: &Congestion) -> io::Result<()> {
+    if !matches!(wanted, Congestion::Named(_)) {
+        return Ok(());
+    }
+    let open = |domain| Socket::new(domain, Type::STREAM, Some(Protocol::TCP));
+    // The congestion controls are those of both address families.
+    let socket = open(Domain::IPV4).or_else(|_| open(Domain::IPV6))?;
+    choose(&socket, wanted, false).map(drop)
 }
 
 /// Round trip from which a path counts as long. On such a path, a window that was halved needs hundreds of
@@ -154,7 +166,20 @@ fn current(socket: &Socket) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{TcpEndpoint, TcpOptions};
     use super::*;
+
+    #[test]
+    fn a_congestion_control_that_the_system_refuses_makes_no_endpoint() {
+        let open = |name: &str| {
+            let congestion = Congestion::Named(name.to_owned());
+            TcpEndpoint::new(0, 2, TcpOptions { congestion, ..TcpOptions::default() })
+        };
+        let error = open("nosuch").unwrap_err().to_string();
+        assert!(error.contains("congestion control nosuch") && error.contains("allowed"), "{error}");
+        // Any process may use reno.
+        assert!(open("reno").is_ok());
+    }
 
     #[test]
     fn losses_now_and_then_are_those_of_a_full_queue() {

@@ -27,7 +27,7 @@ impl TcpEndpoint {
             self.dial(number);
         } else {
             let dial_at = Some(Instant::now() + self.options.dial_patience);
-            self.await_peer(number, Awaiting { dial_at, lose_at: None, tried: None });
+            self.await_peer(number, Awaiting { dial_at, tried: None });
         }
     }
 

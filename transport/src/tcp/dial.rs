@@ -69,13 +69,9 @@ pub(super) struct Dial {
 #[derive(Debug)]
 struct Attempt {
     candidate: Candidate,
-    try_number: u32,
+    course: Course,
     socket: Socket,
     since: Instant,
-    /// The call to the relay, until the peer has arrived there.
-    calling: Option<Calling>,
-    /// The relay, if the attempt goes through one.
-    detour: Option<Detour>,
     sent: usize,
     /// Time at which the first bytes of the hello were sent.
     said_at: Option<Instant>,
@@ -84,6 +80,15 @@ struct Attempt {
     answer: [u8; ANSWER_BYTES],
     received: usize,
     congestion: String,
+}
+
+/// Course of an attempt, which decides how often it is repeated.
+#[derive(Debug)]
+enum Course {
+    /// To one of the peer's addresses, [`RETRIES`] times more.
+    Direct { try_number: u32 },
+    /// By a relay, again until the time for it is over. There is a call until the peer has arrived there.
+    Relayed { detour: Detour, calling: Option<Calling> },
 }
 
 /// An address that is to be tried.
@@ -245,7 +250,7 @@ impl Dial {
                         socket: attempt.socket,
                         to: attempt.candidate.to,
                         congestion: attempt.congestion,
-                        is_relayed: attempt.detour.is_some(),
+                        is_relayed: matches!(attempt.course, Course::Relayed { .. }),
                     });
                 }
                 Ok(false) if attempt.is_silent() && now >= ends_at => {
@@ -261,14 +266,13 @@ impl Dial {
                     self.is_silent = true;
                     self.fail(at, &why, now);
                 }
-                Err(Broken::NoRoom(why)) => self.call_again(at, &why, now),
-                Err(Broken::Early(why)) => {
-                    if self.attempts[at].try_number < RETRIES {
-                        self.postpone(at, now);
-                    } else {
-                        self.fail(at, &why, now);
+                Err(Broken::Early(why)) => match self.attempts[at].course {
+                    Course::Direct { try_number } if try_number < RETRIES => {
+                        self.postpone(at, try_number, now);
                     }
-                }
+                    Course::Direct { .. } => self.fail(at, &why, now),
+                    Course::Relayed { detour, .. } => self.call_again(at, detour, &why, now),
+                },
             }
         }
         if let Err(error) = self.start_due(now, options, &mut opened) {
@@ -358,17 +362,18 @@ impl Dial {
     }
 
     /// Ends an attempt that is to be repeated after a while. Addresses that have not been tried yet go first.
-    fn postpone(&mut self, at: usize, now: Instant) {
-        let Attempt { candidate, try_number, .. } = self.attempts.swap_remove(at);
+    fn postpone(&mut self, at: usize, try_number: u32, now: Instant) {
+        let Attempt { candidate, .. } = self.attempts.swap_remove(at);
         let at = now + RETRY_AFTER * 4_u32.pow(try_number);
         let place = self.waiting.partition_point(|other| other.at <= at);
         self.waiting.insert(place, Waiting { candidate, try_number: try_number + 1, at });
         self.next_at = now;
     }
 
-    /// Ends an attempt at a relay that has no room, and asks it again after a while.
-    fn call_again(&mut self, at: usize, why: &str, now: Instant) {
-        self.relay = self.attempts[at].detour.and_then(|detour| detour.again(now));
+    /// Ends an attempt at a relay that has no room, or where the peer did not wait for the hello, and calls it again after a
+    /// while.
+    fn call_again(&mut self, at: usize, detour: Detour, why: &str, now: Instant) {
+        self.relay = detour.again(now);
         if self.relay.is_some() {
             self.attempts.swap_remove(at);
         } else {
@@ -392,10 +397,8 @@ enum Broken {
     For(String),
     /// The packets do not reach the address.
     Unreachable(String),
-    /// The connection closed before the answer, or there was no room for it.
+    /// The connection closed before the answer, or there was no room for it: at the peer or at the relay.
     Early(String),
-    /// The relay has heard the call and hung up.
-    NoRoom(String),
 }
 
 /// Returns whether the network reports that packets do not reach an address. A refusal shows that they do.
@@ -425,46 +428,45 @@ impl Attempt {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(error) => return Err(error),
         }
-        Ok(Self {
-            candidate,
-            try_number,
-            socket,
-            since: now,
-            calling: None,
-            detour: None,
-            sent: 0,
-            said_at: None,
-            padding: None,
-            answer: [0; ANSWER_BYTES],
-            received: 0,
-            congestion,
-        })
+        Ok(Self::new(candidate, Course::Direct { try_number }, socket, congestion, now))
     }
 
     fn by_relay(detour: Detour, now: Instant, options: &TcpOptions) -> std::io::Result<Self> {
         let Detour { to, call, .. } = detour;
         let socket = relay::connect(to, options)?;
         let congestion = congestion::choose(&socket, &options.congestion, false)?;
-        Ok(Self {
-            candidate: Candidate { to, interface: "relay".into(), distance: u8::MAX, from: None },
-            try_number: RETRIES,
+        let candidate = Candidate { to, interface: "relay".into(), distance: u8::MAX, from: None };
+        let course = Course::Relayed { detour, calling: Some(Calling::new(&call, options)) };
+        Ok(Self::new(candidate, course, socket, congestion, now))
+    }
+
+    fn new(candidate: Candidate, course: Course, socket: Socket, congestion: String, now: Instant) -> Self {
+        Self {
+            candidate,
+            course,
             socket,
             since: now,
-            calling: Some(Calling::new(&call, options)),
-            detour: Some(detour),
             sent: 0,
             said_at: None,
             padding: None,
             answer: [0; ANSWER_BYTES],
             received: 0,
             congestion,
-        })
+        }
+    }
+
+    /// Returns the call to a relay at which the peer has not arrived yet.
+    fn calling(&self) -> Option<&Calling> {
+        match &self.course {
+            Course::Relayed { calling, .. } => calling.as_ref(),
+            Course::Direct { .. } => None,
+        }
     }
 
     /// Returns whether the address has not let this end connect yet. Once a relay has the call, the attempt waits for
     /// the peer and is not silent.
     fn is_silent(&self) -> bool {
-        self.sent == 0 && !self.calling.as_ref().is_some_and(Calling::is_sent)
+        self.sent == 0 && !self.calling().is_some_and(Calling::is_sent)
     }
 
     /// Returns whether full segments do not get through, although short ones do.
@@ -483,14 +485,16 @@ impl Attempt {
         let early = |error: Option<std::io::Error>| {
             Broken::Early(error.map_or_else(|| "closed before it answered".into(), |error| error.to_string()))
         };
-        if let Some(calling) = &mut self.calling {
+        if let Course::Relayed { calling: waiting, .. } = &mut self.course
+            && let Some(calling) = waiting
+        {
             match calling.step(&self.socket) {
-                Ok(true) => self.calling = None,
+                Ok(true) => *waiting = None,
                 Ok(false) | Err(Stop::Blocked) => return Ok(false),
                 Err(Stop::Closed(error)) => {
                     let text = error.map_or_else(|| "the relay hung up".into(), |error| error.to_string());
                     return Err(match calling.is_sent() {
-                        true => Broken::NoRoom(text),
+                        true => Broken::Early(text),
                         false => Broken::Unreachable(text),
                     });
                 }

@@ -8,6 +8,7 @@ use super::NAME;
 use super::accept::{Acceptor, Arrival, Identity, RejectedConnections};
 use super::address::{Address, Host};
 use super::black_hole::Trial;
+use super::congestion;
 use super::inbound::{Landing, Recv};
 use super::interfaces::{self, Interface, Local};
 use super::leaving::Leaving;
@@ -19,7 +20,8 @@ use super::padding::Proving;
 use super::park::Park;
 use super::rails::{self, Rail};
 use super::relay::AtRelay;
-use super::route::{self, Candidate};
+use super::resends::Resends;
+use super::route::{self, Candidate, Here};
 use super::socket::{self, Stop, TcpInfo};
 use super::stripes::Path;
 use super::wire::{MESSAGE_MAX, key_of};
@@ -45,6 +47,8 @@ pub struct TcpEndpoint {
     interfaces: Vec<Interface>,
     /// The addresses of all interfaces of this host.
     own_addresses: Vec<IpAddr>,
+    /// Whether the system has listed its interfaces.
+    is_listed: bool,
     /// Facts and options that the system has refused and that this end does without, in words.
     lack: Option<String>,
     address: Vec<u8>,
@@ -74,6 +78,7 @@ pub struct TcpEndpoint {
     pub(super) deferred: Vec<Arrival>,
     pub(super) work: Workspace,
     pub(super) pacing: Pacing,
+    pub(super) resends: Resends,
     /// Connections to peers that do not acknowledge data.
     pub(super) trials: Vec<Trial>,
     pub(super) park: Park,
@@ -150,6 +155,7 @@ impl TcpEndpoint {
             Error::system(NAME, None, "random number", io::Error::other(error.to_string()))
         })?;
         let host = Host::here(instance);
+        congestion::check(&options.congestion).map_err(system("setting an option"))?;
         let (local, lack) = with_lacks(local, &options);
         let admitted = admitted(&local, &options)?;
         let listens = |at: SocketAddr| at.ip().is_unspecified() || admitted.iter().any(|i| i.ip == at.ip());
@@ -164,10 +170,12 @@ impl TcpEndpoint {
         Ok(Self {
             caps: CAPS,
             me: Identity { rank, world_size, instance, key },
+            resends: Resends::of(&options),
             options,
             host,
             interfaces: admitted,
             own_addresses: local.own,
+            is_listed: local.is_listed,
             lack,
             address,
             port,
@@ -323,9 +331,10 @@ impl Endpoint for TcpEndpoint {
             kind: ErrorKind::Corrupt,
             ..Error::system(NAME, Some(peer), "the peer's address", error)
         })?;
-        let here = (&self.host, &*self.interfaces, &*self.own_addresses);
-        let list = self.options.interfaces.as_deref();
-        let candidates = route::candidates(&address, here, self.options.family, list);
+        let (interfaces, own) = (&*self.interfaces, &*self.own_addresses);
+        let here = Here { interfaces, own, is_listed: self.is_listed };
+        let (stack, list) = (self.host.stack(&address.host), self.options.interfaces.as_deref());
+        let candidates = route::candidates(&address, stack, here, self.options.family, list);
         if candidates.is_empty() && self.relay_to(peer).is_none() {
             let because = "no common network; see KOLO_SOCKET_IFNAME".to_owned();
             return Ok(Reach::No { because });
@@ -525,10 +534,7 @@ impl Endpoint for TcpEndpoint {
                 Strands::None | Strands::Wanted => None,
             });
         let dials = dials.chain(strands).chain(self.proving.iter().filter_map(Proving::until));
-        let waits = self.awaited.iter().filter_map(|&number| match &self.links[number as usize].state {
-            State::Awaited(awaiting) => awaiting.due(),
-            _ => None,
-        });
+        let waits = self.awaited.iter().filter_map(|&number| self.links[number as usize].awaited_until());
         let deferred = self.deferred.iter().map(|arrival| self.deferred_until(arrival));
         let short = self.deaf.then(|| Instant::now() + Duration::from_millis(1));
         let due = dials.chain(waits).chain(deferred).chain(self.relays_due());

@@ -42,17 +42,8 @@ pub(super) enum State {
 pub(super) struct Awaiting {
     /// Time at which this side dials itself, for the first time or again.
     pub(super) dial_at: Option<Instant>,
-    /// Time at which the peer counts as lost.
-    pub(super) lose_at: Option<Instant>,
     /// Outcome of this side's own dial.
     pub(super) tried: Option<String>,
-}
-
-impl Awaiting {
-    /// Returns the time of the next action.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.dial_at.into_iter().chain(self.lose_at).min()
-    }
 }
 
 /// A channel: its connection and both directions of its messages.
@@ -74,7 +65,7 @@ pub(super) struct Link {
     pub(super) asked_at: Option<Instant>,
     /// Number of times that this end has dialed and met silence, since a connection is wanted.
     pub(super) silences: u32,
-    /// Time at which a peer that stays silent counts as lost, after the first silence.
+    /// Time at which a peer that has made no connection counts as lost, once this end has failed to make one.
     pub(super) lose_at: Option<Instant>,
     /// Time at which this end last called the relay.
     pub(super) called_at: Option<Instant>,
@@ -139,6 +130,12 @@ impl Link {
             strands: Strands::None,
             joined: 0,
         }
+    }
+
+    /// Returns the time of the next action while the peer is to dial.
+    pub(super) fn awaited_until(&self) -> Option<Instant> {
+        let State::Awaited(awaiting) = &self.state else { return None };
+        awaiting.dial_at.into_iter().chain(self.lose_at).min()
     }
 
     /// Receives up to about `budget` bytes: see [`Inbound::progress`].

@@ -49,6 +49,7 @@ mod park;
 mod port;
 mod rails;
 mod relay;
+mod resends;
 mod route;
 mod socket;
 mod strands;
@@ -125,7 +126,9 @@ pub(crate) fn fuzz_address(bytes: &[u8]) {
     if let Ok(address) = address::Address::decode(bytes) {
         let here = address::Host::here(1);
         let local = interfaces::enumerate().unwrap_or_default();
-        let _ = route::candidates(&address, (&here, &local.up, &local.own), Family::Both, None);
+        let stack = here.stack(&address.host);
+        let here = route::Here { interfaces: &local.up, own: &local.own, is_listed: true };
+        let _ = route::candidates(&address, stack, here, Family::Both, None);
         assert!(address::Address::decode(&address.encode()).is_ok());
     }
 }

@@ -29,7 +29,7 @@ pub enum Congestion {
     Auto,
     /// Always the system's choice.
     System,
-    /// The named one, for all peers. It is an error if the system refuses it.
+    /// The named one, for all peers. An endpoint cannot be made if the system refuses it.
     Named(String),
 }
 
@@ -84,9 +84,12 @@ pub struct TcpOptions {
     pub dial_patience: Duration,
     /// Time that an address has to answer at all.
     pub dial_timeout: Duration,
-    /// Time that the packets of both ends have to get through to the other, from the first attempt. Silent addresses are
-    /// tried again meanwhile, because a cable or a switch may be down for some seconds.
+    /// Time that the packets of both ends have to get through to the other, from the first attempt. Addresses are tried
+    /// again meanwhile, because a cable or a switch may be down for some seconds.
     pub reach_within: Duration,
+    /// Whether the owner learns by itself that a peer's process has ended, and then abandons the peer. If not, a host that
+    /// refuses connections, as it does for a process that has ended, has less time.
+    pub is_told_of_deaths: bool,
     /// Time that a new connection has to identify itself.
     pub hello_timeout: Duration,
     /// Time for which a peer's host may leave a silent connection's keep-alive probes unanswered before the peer is
@@ -120,6 +123,7 @@ impl Default for TcpOptions {
             dial_timeout: Duration::from_secs(16),
             // As `dead_after`: an outage matters neither more nor less while a connection is made.
             reach_within: Duration::from_secs(60),
+            is_told_of_deaths: false,
             hello_timeout: Duration::from_secs(10),
             // Longer than a switch takes to fail over, shorter than an operator's patience.
             dead_after: Duration::from_secs(60),

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
-use super::address::{Address, Host, Network};
+use super::address::{Address, Network, Stack};
 use super::interfaces::{Interface, is_named, same_network};
 use super::options::Family;
 use super::rails::is_tunnel;
@@ -16,6 +16,17 @@ pub(super) struct Candidate {
     pub(super) distance: u8,
     /// This rank's interface and address from which to dial, if that matters.
     pub(super) from: Option<(String, IpAddr)>,
+}
+
+/// The addresses of this host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Here<'a> {
+    /// The interfaces that it uses.
+    pub(super) interfaces: &'a [Interface],
+    /// The addresses of all its interfaces.
+    pub(super) own: &'a [IpAddr],
+    /// Whether the system has listed them. If not, any network may be among its own.
+    pub(super) is_listed: bool,
 }
 
 /// Maximum number of addresses tried for one peer.
@@ -40,38 +51,46 @@ const ROUTED: u8 = 8;
 const INWARD_NETWORK: u8 = 10;
 const LINK_LOCAL: u8 = 12;
 
-/// Returns the addresses of `peer`, the most promising first. Empty if there is no path. `here` has this host, the
-/// interfaces that it uses, and the addresses of all.
+/// Returns the addresses of `peer`, the most promising first. Empty if there is no path.
 pub(super) fn candidates(
     peer: &Address,
-    (here, mine, own): (&Host, &[Interface], &[IpAddr]),
+    stack: Stack,
+    here: Here<'_>,
     family: Family,
     list: Option<&[String]>,
 ) -> Vec<Candidate> {
-    candidates_at(&peer.networks, peer.port, here.same_stack(&peer.host), (mine, own), (family, list))
+    let is_wanted = |network: &&Network| match family {
+        Family::Both => true,
+        Family::V4 => network.ip.is_ipv4(),
+        Family::V6 => network.ip.is_ipv6(),
+    };
+    let all = peer.networks.iter().filter(is_wanted);
+    if stack == Stack::Same {
+        return in_order(all, peer.port, true, here, list);
+    }
+    // An address of another host that this host has too leads back to this host.
+    let (back, away): (Vec<_>, Vec<_>) =
+        all.partition(|network| network.ip.is_loopback() || here.own.contains(&network.ip));
+    let found = in_order(away, peer.port, false, here, list);
+    match found.is_empty() && stack == Stack::Unknown {
+        // The two may be on one host after all. If not, another process or none answers, since the hello names its endpoint.
+        true => in_order(back, peer.port, true, here, list),
+        false => found,
+    }
 }
 
-/// As [`candidates`], for a peer that may be on the same host.
-pub(super) fn candidates_at(
-    networks: &[Network],
+/// Returns the addresses to which the networks of a peer lead, in the order of their distances.
+pub(super) fn in_order<'a>(
+    networks: impl IntoIterator<Item = &'a Network>,
     port: u16,
     same_stack: bool,
-    (mine, own): (&[Interface], &[IpAddr]),
-    (family, list): (Family, Option<&[String]>),
+    here: Here<'_>,
+    list: Option<&[String]>,
 ) -> Vec<Candidate> {
+    let mine = here.interfaces;
     let is_slow = |name: &str| is_tunnel(name) && !is_named(name, list);
     let mut found = Vec::new();
     for network in networks {
-        let wanted = match family {
-            Family::Both => true,
-            Family::V4 => network.ip.is_ipv4(),
-            Family::V6 => network.ip.is_ipv6(),
-        };
-        let is_mine = || own.contains(&network.ip);
-        // An address of another host that this host has too leads back to this host.
-        if !wanted || network.ip.is_loopback() && !same_stack || !same_stack && is_mine() {
-            continue;
-        }
         let mut add = |to: SocketAddr, distance: u8| {
             let distance = distance + u8::from(to.is_ipv6());
             found.push(Candidate { to, interface: network.interface.clone(), distance, from: None });
@@ -93,7 +112,9 @@ pub(super) fn candidates_at(
         } else if let Some(own) = mine.iter().find(|i| same_network(i.ip, network.ip, i.prefix)) {
             let is_slow = is_slow(&own.name) || is_slow(&network.interface);
             add(to, if is_slow { TUNNEL } else { SAME_NETWORK });
-        } else if mine.iter().any(|i| i.ip.is_ipv4() == network.ip.is_ipv4() && !i.loopback) {
+        } else if !here.is_listed
+            || mine.iter().any(|i| i.ip.is_ipv4() == network.ip.is_ipv4() && !i.loopback)
+        {
             let is_near = is_private(network.ip) && !is_slow(&network.interface);
             add(to, if is_near { ROUTED_PRIVATE } else { ROUTED });
         }
@@ -118,6 +139,7 @@ pub(super) fn is_link_local(ip: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::address::Host;
     use super::*;
 
     fn network(interface: &str, ip: &str, prefix: u8) -> Network {
@@ -135,8 +157,14 @@ mod tests {
         order_with(peer, (here, mine, &own), family)
     }
 
-    fn order_with(peer: &Address, here: (&Host, &[Interface], &[IpAddr]), family: Family) -> Vec<String> {
-        candidates(peer, here, family, None).iter().map(|c| c.to.to_string()).collect()
+    fn order_with(
+        peer: &Address,
+        (host, interfaces, own): (&Host, &[Interface], &[IpAddr]),
+        family: Family,
+    ) -> Vec<String> {
+        let here = Here { interfaces, own, is_listed: true };
+        let found = candidates(peer, host.stack(&peer.host), here, family, None);
+        found.iter().map(|c| c.to.to_string()).collect()
     }
 
     #[test]
@@ -147,7 +175,8 @@ mod tests {
             let networks = vec![network("wg0", "10.9.0.2", 24), network("eth0", eth[1], 24)];
             let peer = Address { port: 7, instance: 0, host: host(1), networks };
             let mine = mine(eth[0]);
-            let found = candidates(&peer, (&host(2), &mine, &[]), Family::Both, list);
+            let here = Here { interfaces: &mine, own: &[], is_listed: true };
+            let found = candidates(&peer, Stack::Other, here, Family::Both, list);
             found.into_iter().map(|candidate| candidate.interface).collect()
         };
         let (routed, direct) = (["10.1.0.1", "10.2.0.2"], ["10.1.0.1", "10.1.0.2"]);

@@ -182,8 +182,8 @@ impl TcpInfo {
     }
 
     /// Returns whether the kernel has sent the same bytes, or the connection request, again and again without an
-    /// acknowledgement. It retransmits for the first time after some 200 ms (for a request, after 1 s), then after
-    /// twice as long, and so on.
+    /// acknowledgement. It retransmits for the first time after some 200 ms (for a request, after 1 s; on a connection
+    /// that was [hastened](hasten), after some 12 ms), then after twice as long, and so on.
     #[must_use]
     pub const fn resends_in_vain(&self) -> bool {
         const RESENDS: u8 = 2; // the first may be due to a lost packet
@@ -201,7 +201,12 @@ pub fn pace(socket: &impl AsFd, bytes_per_second: u32) -> io::Result<()> {
 }
 
 /// Sets an option that is one 32-bit number.
-fn write_word(socket: &impl AsFd, level: libc::c_int, option: libc::c_int, word: u32) -> io::Result<()> {
+pub(super) fn write_word(
+    socket: &impl AsFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    word: u32,
+) -> io::Result<()> {
     // SAFETY: the option reads at most the given length, that of the variable. Tests:
     // `lost_bytes_are_sent_again_after_some_milliseconds`, `pacing::tests`.
     let rc = unsafe {
@@ -219,7 +224,7 @@ pub(super) fn pace_of(socket: &Socket) -> Option<u32> {
 
 /// Reads an option that is one 32-bit number.
 #[cfg(test)]
-fn read_word(socket: &Socket, level: libc::c_int, option: libc::c_int) -> Option<u32> {
+pub(super) fn read_word(socket: &Socket, level: libc::c_int, option: libc::c_int) -> Option<u32> {
     let (mut word, mut len) = (0_u32, size_of::<u32>() as libc::socklen_t);
     // SAFETY: the option writes at most `len` bytes, into a variable of that length. Tests as for `write_word`.
     let rc = unsafe {

@@ -61,6 +61,7 @@ impl TcpEndpoint {
         let State::Open(socket) = &link.state else { return };
         let peer = &self.peers[link.channel.peer as usize];
         if !peer.address.as_ref().is_some_and(|address| self.host.same_stack(&address.host)) {
+            self.resends.limit(socket);
             link.window = Window::of(socket, &self.options, peer.expected);
             link.losses = Losses::of(socket, &self.options.congestion);
             self.prepare_pace(number);
@@ -244,6 +245,7 @@ impl TcpEndpoint {
         if self.watching {
             self.deaf |= self.park.watch(&socket, Whose::Link(number)).is_err();
         }
+        self.resends.limit(&socket);
         if self.options.pacing && !is_far {
             socket::hasten(&socket);
         }

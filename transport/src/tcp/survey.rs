@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::address::{Network, by_use};
 use super::interfaces::{Interface, chosen, enumerate};
 use super::options::Family;
-use super::route;
+use super::route::{self, Here};
 
 /// Returns the addresses that ranks of this host tell others, of the interfaces that the list admits (see
 /// [`TcpOptions::interfaces`](super::TcpOptions::interfaces)). Those that are valid on this host or on one link only are
@@ -29,7 +29,10 @@ pub fn dialled(theirs: &[Network], list: Option<&[String]>) -> io::Result<Vec<(N
     let local = enumerate()?;
     let mine = admitted(local.up, list);
     let theirs: Vec<Network> = theirs.iter().filter(|it| !route::is_link_local(it.ip)).cloned().collect();
-    let found = route::candidates_at(&theirs, 0, false, (&mine, &local.own), (Family::Both, list));
+    let here = Here { interfaces: &mine, own: &local.own, is_listed: local.is_listed };
+    // The address of another host that this host has too leads back to this host.
+    let away = theirs.iter().filter(|network| !network.ip.is_loopback() && !local.own.contains(&network.ip));
+    let found = route::in_order(away, 0, false, here, list);
     let of = |to: std::net::SocketAddr| theirs.iter().find(|network| network.ip == to.ip()).cloned();
     Ok(found.into_iter().filter_map(|candidate| Some((of(candidate.to)?, candidate.distance))).collect())
 }

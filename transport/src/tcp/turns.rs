@@ -135,10 +135,10 @@ impl TcpEndpoint {
     pub(super) fn look_after_awaited(&mut self, now: Instant, events: &mut Vec<Event>) -> bool {
         let mut moved = false;
         for number in self.awaited.clone() {
-            let State::Awaited(awaiting) = &mut self.links[number as usize].state else { continue };
-            if awaiting.lose_at.is_some_and(|at| now >= at) {
-                let tried = awaiting.tried.clone().unwrap_or_default();
-                let peer = self.links[number as usize].channel.peer;
+            let link = &mut self.links[number as usize];
+            let State::Awaited(awaiting) = &mut link.state else { continue };
+            if link.lose_at.is_some_and(|at| now >= at) {
+                let (tried, peer) = (awaiting.tried.clone().unwrap_or_default(), link.channel.peer);
                 let detail = format!(
                     "no connection ({tried}), and rank {peer} has made none to rank {} either; check that no \
                      firewall is in the way, and KOLO_SOCKET_IFNAME",
@@ -159,31 +159,30 @@ impl TcpEndpoint {
     }
 
     /// Leaves the connection to the peer after this end's dial has failed. The peer may get through; the lower rank
-    /// reports an error if it does not in time. After silence, this end tries again after a while, and each time waits
-    /// somewhat longer.
+    /// reports an error if it does not in time. Unless something has taken the hello, this end tries again after a while,
+    /// and each time waits somewhat longer.
     pub(super) fn leave_it_to_the_peer(&mut self, number: u32, tried: String, by: Failure, now: Instant) {
         const LONGEST_PAUSE: u32 = 2; // as a power of 2
         let link = &mut self.links[number as usize];
         let is_lower = self.me.rank < link.channel.peer;
         // If the peer has posted, it began to dial long ago. After a refusal, which comes at once, it is about to; mostly
-        // the peer has ended.
+        // the peer has ended, unless that would be known.
         let (dial_at, lose_at) = match by {
-            Failure::Silence => {
+            Failure::Refusal if !self.options.is_told_of_deaths => {
+                (None, Some(now + self.options.dial_patience * 2))
+            }
+            Failure::Silence | Failure::Refusal => {
                 let pause = self.options.dial_patience * (1 << link.silences.min(LONGEST_PAUSE));
-                if link.silences == 0 {
-                    let reach = link.asked_at.unwrap_or(now).checked_add(self.options.reach_within);
-                    // A higher rank dials for as long as it wants a connection.
-                    let lose_at = reach.map(|at| at.max(now + self.options.dial_timeout / 2));
-                    link.lose_at = lose_at.filter(|_| is_lower);
-                }
+                let reach = link.asked_at.unwrap_or(now).checked_add(self.options.reach_within);
+                let reach = reach.map(|at| at.max(now + self.options.dial_timeout / 2));
                 link.silences += 1;
-                (Some(now + pause), link.lose_at)
+                (Some(now + pause), link.lose_at.or(reach))
             }
             Failure::Answer => (None, Some(now + self.options.dial_timeout / 2)),
-            Failure::Refusal => (None, Some(now + self.options.dial_patience * 2)),
         };
-        let lose_at = lose_at.filter(|_| is_lower);
-        self.await_peer(number, Awaiting { dial_at, lose_at, tried: Some(tried) });
+        // A higher rank dials for as long as it wants a connection.
+        link.lose_at = lose_at.filter(|_| is_lower);
+        self.await_peer(number, Awaiting { dial_at, tried: Some(tried) });
     }
 }
 
@@ -312,6 +311,28 @@ mod tests {
         ends[0].leave_it_to_the_peer(number, "no answer".into(), Failure::Silence, late);
         assert!(ends[0].look_after_awaited(late, &mut events));
         assert!(matches!(&events[..], [Event::Down { peer: 1, .. }]), "{events:?}");
+    }
+
+    #[test]
+    fn a_refusal_is_no_death_to_an_end_that_would_know() {
+        for (is_told_of_deaths, is_lost) in [(false, true), (true, false)] {
+            let mut ends = world();
+            let options = &mut ends[0].options;
+            (options.dial_patience, options.is_told_of_deaths) = (Duration::from_secs(1), is_told_of_deaths);
+            let refused = SocketAddr::from((Ipv4Addr::LOCALHOST, crate::conformance::free_port()));
+            ends[0].peers[1].candidates.truncate(1);
+            ends[0].peers[1].candidates[0].to = refused;
+            let number = ends[0].link(Channel { peer: 1, index: 0 }).unwrap();
+            let (now, mut events) = (Instant::now(), Vec::new());
+            ends[0].links[number as usize].asked_at = Some(now);
+            ends[0].leave_it_to_the_peer(number, "refused".into(), Failure::Refusal, now);
+            assert!(ends[0].look_after_awaited(now + 4 * ends[0].options.dial_patience, &mut events));
+            assert_eq!(events.len(), usize::from(is_lost), "{events:?}");
+            if !is_lost {
+                exchange(&mut ends, 1, Some(0));
+                assert_eq!(ends[0].peers[1].dials_first, Some(false));
+            }
+        }
     }
 
     #[test]

@@ -24,6 +24,10 @@ struct Line {
     has_room: bool,
     /// Time at which the bytes that the kernel has taken have left.
     left_at: Duration,
+    /// Number of messages sent so far: short ones and long ones.
+    sent: [u32; 2],
+    /// Whether a message, which is long or not and has this number, arrives 200 ms late.
+    is_held_up: fn(bool, u32) -> bool,
 }
 
 impl Wire for Line {
@@ -46,7 +50,13 @@ impl Wire for Line {
         if !self.has_room {
             self.here = self.left_at;
         }
-        self.to[&host].send((self.left_at + self.latency, bytes.to_vec())).map_err(|e| e.to_string())
+        let is_long = bytes.len() > HEADER;
+        let number = &mut self.sent[usize::from(is_long)];
+        let held_up = Duration::from_millis(if (self.is_held_up)(is_long, *number) { 200 } else { 0 });
+        *number += 1;
+        self.to[&host]
+            .send((self.left_at + self.latency + held_up, bytes.to_vec()))
+            .map_err(|e| e.to_string())
     }
     fn recv(&mut self, host: u32, bytes: &mut [u8]) -> Result<(), String> {
         let (at, sent) = self.from[&host].recv().map_err(|e| e.to_string())?;
@@ -91,6 +101,8 @@ fn lines(hosts: u32, latency: Duration, rate: impl Fn(u32) -> f64) -> Vec<Line> 
             naps: 0,
             has_room: false,
             left_at: Duration::ZERO,
+            sent: [0; 2],
+            is_held_up: |_, _| false,
         })
         .collect();
     for (from, to) in (0..hosts).flat_map(|a| (0..hosts).map(move |b| (a, b))) {
@@ -199,6 +211,39 @@ fn a_busy_processor_does_not_make_a_path_long() {
     lines[1].naps = 6;
     let (samples, _) = measured_on(lines);
     assert!((samples[0].round_trip_seconds / 50e-6 - 1.0).abs() < 0.1, "{samples:?}");
+}
+
+#[test]
+fn packets_that_are_sent_again_while_a_link_is_measured_make_it_neither_long_nor_slow() {
+    // The first short message makes the connection.
+    let all: [fn(bool, u32) -> bool; 5] = [
+        |is_long, number| !is_long && number == 1,
+        |is_long, number| !is_long && (1..3).contains(&number),
+        |is_long, number| is_long && number < 1,
+        |is_long, number| is_long && number < 2,
+        |is_long, number| number == 1 || is_long && number < 3,
+    ];
+    for (case, is_held_up) in all.into_iter().enumerate() {
+        for rate in [118e6, 12.5e6] {
+            let mut lines = lines(2, Duration::from_micros(120), |_| rate);
+            lines[0].is_held_up = is_held_up;
+            let (samples, took) = measured_on(lines);
+            let [sample] = &samples[..] else { panic!("{samples:?}") };
+            assert!((sample.round_trip_seconds / 240e-6 - 1.0).abs() < 0.1, "case {case}: {sample:?}");
+            assert!((sample.bytes_per_second / rate - 1.0).abs() < 0.1, "case {case}: {sample:?}");
+            assert!(sample.is_settled && took < Duration::from_secs(1), "case {case}: {sample:?}, {took:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rate_that_no_message_shows_is_not_settled() {
+    for latency in [Duration::from_micros(120), Duration::from_millis(5)] {
+        let mut lines = lines(2, latency, |_| 118e6);
+        lines[0].is_held_up = |is_long, _| is_long;
+        let (samples, took) = measured_on(lines);
+        assert!(!samples[0].is_settled && took < Duration::from_secs(2), "{samples:?}, {took:?}");
+    }
 }
 
 #[test]

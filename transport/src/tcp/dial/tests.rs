@@ -141,7 +141,8 @@ fn a_dial_whose_hello_is_out_waits_for_the_answer_before_it_asks_the_relay() {
     assert_eq!((dial.attempts.len(), dial.due(&options)), (1, Some(much_later)));
     // Something else may have taken the hello.
     assert!(matches!(dial.step(much_later, &options, |_| {}), Dialed::Waiting));
-    assert!(dial.attempts.len() == 2 && dial.attempts[1].detour.is_some(), "beside the first attempt");
+    let is_relayed = |attempt: &Attempt| matches!(attempt.course, Course::Relayed { .. });
+    assert!(dial.attempts.len() == 2 && is_relayed(&dial.attempts[1]), "beside the first attempt");
 }
 
 #[test]
@@ -158,9 +159,8 @@ fn a_relay_without_room_is_asked_again_until_the_time_is_over() {
     };
     // Takes the call of a dial at this time.
     let called = |dial: &mut Dial, now| {
-        let is_sent = |dial: &Dial| {
-            dial.attempts.iter().any(|attempt| attempt.calling.as_ref().is_some_and(Calling::is_sent))
-        };
+        let is_sent =
+            |dial: &Dial| dial.attempts.iter().any(|attempt| attempt.calling().is_some_and(Calling::is_sent));
         step_until(dial, now, &is_sent);
         let (mut stream, _) = relay.accept().unwrap();
         stream.read_exact(&mut [0; RELAY_CALL_BYTES]).unwrap();
@@ -185,6 +185,39 @@ fn a_relay_without_room_is_asked_again_until_the_time_is_over() {
     drop(called(&mut alone, began));
     let late = began + options.dial_timeout;
     while !matches!(alone.step(late, &options, |_| {}), Dialed::Failed { by: Failure::Silence, .. }) {
+        assert!(began.elapsed() < Duration::from_secs(20), "it gives up");
+    }
+}
+
+/// The peer had arrived there, and has not waited for a hello that was late: this rank was stopped meanwhile.
+#[test]
+fn a_relay_whose_other_end_has_left_is_asked_again_until_the_time_is_over() {
+    let (relay, options, began) =
+        (TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), TcpOptions::default(), Instant::now());
+    let hello = ([5; HELLO_BYTES], key_of(&[7; 16]));
+    let mut dial = Dial::new(hello, 1, true, &[], began).or_by(Some(detour(&relay, began)));
+    let mut now = began;
+    let meet_and_part = |dial: &mut Dial, now| {
+        assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
+        let (mut stream, _) = relay.accept().unwrap();
+        while !dial.attempts.iter().any(|attempt| attempt.calling().is_some_and(Calling::is_sent)) {
+            assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
+        }
+        stream.read_exact(&mut [0; RELAY_CALL_BYTES]).unwrap();
+        stream.write_all(&[RELAY_READY]).unwrap();
+        drop(stream);
+    };
+    for _ in 0..RETRIES + 2 {
+        meet_and_part(&mut dial, now);
+        while !dial.attempts.is_empty() {
+            assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
+            assert!(began.elapsed() < Duration::from_secs(20), "it notices");
+        }
+        now = dial.due(&options).expect("another call");
+    }
+    meet_and_part(&mut dial, now);
+    let late = began + options.dial_timeout;
+    while !matches!(dial.step(late, &options, |_| {}), Dialed::Failed { by: Failure::Silence, .. }) {
         assert!(began.elapsed() < Duration::from_secs(20), "it gives up");
     }
 }
