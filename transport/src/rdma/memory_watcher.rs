@@ -24,19 +24,20 @@
 //!
 //! A range of memory can be watched by only one descriptor, so all endpoints of a process share one watcher. The
 //! descriptor is of the memory of the process that made it, so a child of that process starts a watcher of its own, and
-//! closes the descriptor that it inherits: while any process has that open, the memory stays watched.
+//! does not keep the descriptor: while any process has that open, the memory stays watched.
 
 use std::collections::BTreeMap;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use crate::sys::process::Process;
+use crate::sys::unshared::Unshared;
 
 /// Number of changes in the log. The oldest one cannot be trusted: a new change is written over it before that
 /// change is counted. A reader that has missed so many must assume that everything has changed.
@@ -98,7 +99,8 @@ pub(super) struct MemoryWatcher {
 
 #[derive(Debug)]
 struct Shared {
-    fd: OwnedFd,
+    /// In a child that kept it, a change of memory that is still watched when the watcher ends would wait for ever.
+    fd: Unshared<OwnedFd>,
     busy: AtomicBool,
     /// Number of changes logged so far.
     count: AtomicU64,
@@ -109,10 +111,6 @@ struct Shared {
 
 /// The watcher of this process, while it is in use: the kernel permits at most one for a range of a process's memory.
 static SHARED: Mutex<Weak<MemoryWatcher>> = Mutex::new(Weak::new());
-
-/// The descriptor of that watcher, for children to close; negative if there is none.
-static SHARED_FD: AtomicI32 = AtomicI32::new(NO_FD);
-const NO_FD: i32 = -1;
 
 impl MemoryWatcher {
     /// Returns the watcher of this process, and starts it if there is none that can still follow changes.
@@ -127,8 +125,6 @@ impl MemoryWatcher {
         }
         let watcher = Arc::new(Self::start()?);
         *shared = Arc::downgrade(&watcher);
-        close_in_children();
-        SHARED_FD.store(watcher.shared.fd.as_raw_fd(), Ordering::Relaxed);
         Ok(watcher)
     }
 
@@ -147,7 +143,7 @@ impl MemoryWatcher {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
         let stop = Arc::new(stop.map_err(|error| format!("eventfd: {error}"))?);
         let shared = Arc::new(Shared {
-            fd,
+            fd: Unshared::new(fd),
             busy: AtomicBool::new(false),
             count: AtomicU64::new(0),
             log: Mutex::new([(0, 0); LOG_LEN]),
@@ -265,25 +261,6 @@ fn uncovered<'a>((start, end): Range, others: impl IntoIterator<Item = &'a Range
     parts
 }
 
-/// Makes children that are forked from now on close the shared watcher's descriptor. If they kept it open, a change of
-/// memory that is still watched when the watcher ends would wait for ever.
-fn close_in_children() {
-    static ONCE: Once = Once::new();
-    extern "C" fn in_child() {
-        let fd = SHARED_FD.swap(NO_FD, Ordering::Relaxed);
-        if fd != NO_FD {
-            // SAFETY: the descriptor is the inherited one, and nobody closes it a second time: the watcher's thread, which
-            // a child does not have, owns a share of it. A signal handler may make this call.
-            unsafe { libc::close(fd) };
-        }
-    }
-    ONCE.call_once(|| {
-        // SAFETY: the handler makes one system call, and the C library forgets the handler if this library is unloaded.
-        // The call fails only for lack of memory. Tested by `a_child_does_not_keep_its_parents_memory_watched`.
-        let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
-}
-
 impl Drop for MemoryWatcher {
     fn drop(&mut self) {
         if !self.process.is_current() {
@@ -291,9 +268,6 @@ impl Drop for MemoryWatcher {
             std::mem::forget(self.thread.take());
             return;
         }
-        // Another file may have the number once this one is closed. The descriptor of a later watcher stays.
-        let fd = self.shared.fd.as_raw_fd();
-        let _ = SHARED_FD.compare_exchange(fd, NO_FD, Ordering::Relaxed, Ordering::Relaxed);
         // This fails only if the thread is signalled already.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {

@@ -30,14 +30,14 @@ pub(crate) const EPOLL_PENDING: u64 = u64::MAX;
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) greeting: Greeting,
-    pub(crate) stream: OwnedFd,
+    pub(crate) stream: unix::Socket,
     /// The descriptor that came with the greeting.
     pub(crate) fd: Attached,
 }
 
 #[derive(Debug)]
 struct Pending {
-    stream: OwnedFd,
+    stream: unix::Socket,
     buffer: [u8; HELLO_BYTES],
     filled: usize,
     fd: Attached,
@@ -56,7 +56,7 @@ enum Heard {
 /// The listener and its silent connections.
 #[derive(Debug)]
 pub(crate) struct PendingConnections {
-    listener: OwnedFd,
+    listener: unix::Socket,
     uid: u32,
     pending: Vec<Pending>,
     /// Time since which a connection has waited because no descriptor is free to accept it.
@@ -64,7 +64,7 @@ pub(crate) struct PendingConnections {
 }
 
 impl PendingConnections {
-    pub(crate) fn new(listener: OwnedFd, uid: u32) -> Self {
+    pub(crate) fn new(listener: unix::Socket, uid: u32) -> Self {
         Self { listener, uid, pending: Vec::new(), hungry_since: None }
     }
 

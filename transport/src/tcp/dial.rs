@@ -21,6 +21,7 @@ use super::socket::{self, Stop, TcpInfo};
 use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Verdict};
 use crate::proof::Key;
 use crate::sys::descriptors::{self, STARVED_FOR};
+use crate::sys::unshared::Unshared;
 
 /// Number of repeated attempts for an address whose connection broke before the answer, or that had no room: the peer may
 /// have rejected this rank's hello among strangers' while its pending connections were full.
@@ -70,7 +71,7 @@ pub(super) struct Dial {
 struct Attempt {
     candidate: Candidate,
     try_number: u32,
-    socket: Socket,
+    socket: Unshared<Socket>,
     since: Instant,
     /// The call to the relay, until the peer has arrived there.
     calling: Option<Calling>,
@@ -98,7 +99,7 @@ struct Waiting {
 /// A connection made by dialing.
 #[derive(Debug)]
 pub(super) struct Connected {
-    pub(super) socket: Socket,
+    pub(super) socket: Unshared<Socket>,
     pub(super) to: SocketAddr,
     pub(super) congestion: String,
     /// Whether it goes through a relay, whose address `to` then is.
@@ -219,11 +220,11 @@ impl Dial {
     }
 
     pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
-        self.attempts.iter().map(|attempt| &attempt.socket)
+        self.attempts.iter().map(|attempt| &*attempt.socket)
     }
 
     /// Gives up, and returns the connections over which the peer may have received the hello, or a part of it.
-    pub(super) fn into_begun(self) -> impl Iterator<Item = Socket> {
+    pub(super) fn into_begun(self) -> impl Iterator<Item = Unshared<Socket>> {
         self.attempts.into_iter().filter(|attempt| attempt.sent > 0).map(|attempt| attempt.socket)
     }
 
@@ -412,6 +413,7 @@ impl Attempt {
         options: &TcpOptions,
     ) -> std::io::Result<Self> {
         let socket = Socket::new(Domain::for_address(candidate.to), Type::STREAM, Some(Protocol::TCP))?;
+        let socket = Unshared::new(socket);
         socket::configure(&socket, options)?;
         if let Some((interface, source)) = &candidate.from {
             // Two interfaces may be in one network, and the kernel would take the first. Old kernels let only root
