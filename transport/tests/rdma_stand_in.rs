@@ -254,6 +254,24 @@ fn explicit_registrations_leave_the_cache_its_room() {
     assert_eq!(counters.cache.misses, 4, "{counters:?}");
 }
 
+#[test]
+fn of_many_ports_the_fastest_are_used() {
+    const TEN_GIGABIT: i64 = 4;
+    let fake = Fake::new();
+    fake.set(Knob::Devices, 6);
+    fake.set(Knob::FirstSpeed, TEN_GIGABIT);
+    let end = RdmaEndpoint::new(0, 2, options(&fake)).expect("endpoint");
+    let names = |lines: &[String]| -> Vec<String> { lines.iter().map(|line| line[..5].to_owned()).collect() };
+    assert_eq!(names(&end.adapters()), ["fake1", "fake2", "fake3", "fake4"], "{:?}", end.adapters());
+    assert_eq!(names(end.passed_over()), ["fake5", "fake0"], "{:?}", end.passed_over());
+    assert!(end.passed_over()[1].contains("slower than half of"), "{:?}", end.passed_over());
+    drop(end);
+    // Listed ports are used, the fastest first.
+    let listed = RdmaOptions { adapters: Some("fake0,fake1".to_owned()), ..options(&fake) };
+    let end = RdmaEndpoint::new(0, 2, listed).expect("endpoint");
+    assert_eq!(names(&end.adapters()), ["fake1", "fake0"]);
+}
+
 /// Copies as a GPU's driver, until it fails.
 #[derive(Debug)]
 struct FailsAfter(AtomicUsize);
