@@ -70,6 +70,9 @@ const FEATURE_WRITE_PROTECT: u64 = 1 << 0;
 const FEATURE_EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 const MODE_MISSING: u64 = 1 << 0;
 const MODE_WRITE_PROTECT: u64 = 1 << 1;
+const MODE_MINOR: u64 = 1 << 2;
+/// The operation that the kernel offers for all memory but huge pages.
+const CAN_ZEROPAGE: u64 = 1 << 4;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const EVENT_REMAP: u8 = 0x14;
 const EVENT_REMOVE: u8 = 0x15;
@@ -158,6 +161,10 @@ impl MemoryWatcher {
     pub(super) fn add(&self, start: usize, end: usize) -> Option<Range> {
         let (mut ranges, range) = (self.ranges(), (start, end));
         if ranges.len() >= RANGES_MAX {
+            return None;
+        }
+        // The question would end the watch of the other parts, of which the answer is known.
+        if uncovered(range, ranges.keys()).into_iter().any(|part| self.shared.is_shared(part)) {
             return None;
         }
         let range = match self.shared.watch(range, self.mode) {
@@ -293,17 +300,34 @@ impl Shared {
         code != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
     }
 
+    /// Returns whether a range is shared memory, which other processes, or the file itself, can change without an event.
+    /// The kernel grants a watch for minor faults only to such memory and to huge pages, and private huge pages change
+    /// with an event. Kernels before 5.14 do not know that watch.
+    fn is_shared(&self, (start, end): Range) -> bool {
+        let minor = self.register((start, end), MODE_MINOR);
+        if let Ok(operations) = minor {
+            self.unwatch(start, end);
+            return operations & CAN_ZEROPAGE != 0;
+        }
+        false
+    }
+
     /// Watches a range.
     ///
     /// # Errors
     /// The kernel's error.
-    fn watch(&self, (start, end): Range, mode: u64) -> Result<(), i32> {
+    fn watch(&self, range: Range, mode: u64) -> Result<(), i32> {
+        self.register(range, mode).map(|_| ())
+    }
+
+    /// Watches a range. Returns the operations that are then possible, one bit each.
+    fn register(&self, (start, end): Range, mode: u64) -> Result<u64, i32> {
         // struct uffdio_register: start, length, mode, operations that are then possible.
         let mut argument = [start as u64, (end - start) as u64, mode, 0];
         // SAFETY: the descriptor is a userfaultfd, and the argument has the form that the call requires. The memory
         // does not change.
         match unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, argument.as_mut_ptr()) } {
-            0 => Ok(()),
+            0 => Ok(argument[3]),
             _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or_default()),
         }
     }
