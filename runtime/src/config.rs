@@ -101,7 +101,8 @@ pub struct Config {
     /// link, and TCP connections to near hosts resend lost packets soon. `auto` (true) or `off`.
     pub socket_pacing: bool,
     /// `KOLO_IB_HCA`: RDMA adapters by prefix of their name, such as `mlx5_0,mlx5_1:1`; `=` in front makes names exact,
-    /// `^` excludes.
+    /// `^` excludes. At most four ports are used, the fastest first; if none are listed, none that are slower than half
+    /// of the fastest.
     pub ib_adapters: Option<String>,
     /// `KOLO_IB_GID_INDEX`: index into the GID tables of the RDMA ports; unset = RoCE v2 over IPv4 first.
     pub ib_gid_index: Option<u8>,

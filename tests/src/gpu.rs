@@ -24,6 +24,8 @@ pub enum Count {
     Pinned = 2,
     /// Queries of the owner of an address.
     Questions = 3,
+    /// Exports that were asked for, granted or not.
+    AskedExports = 4,
 }
 
 fn real_driver() -> Option<String> {

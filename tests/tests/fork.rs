@@ -1,5 +1,7 @@
 //! A child made by `fork` cannot use its parent's communicator, and its end takes nothing away from it: the parent and
-//! the other ranks get right results, as if there were no child.
+//! the other ranks get right results, as if there were no child. Nor does it hide the end of its parent.
+
+use std::net::{Ipv4Addr, TcpListener};
 
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::processes::{Job, environment};
@@ -52,6 +54,32 @@ fn a_child_exits_without_dropping() {
 #[test]
 fn a_child_makes_communicators_of_its_own() {
     fork("new", 1);
+}
+
+#[test]
+fn a_killed_rank_is_missed_although_its_child_lives() {
+    for arrangement in [Arrangement::Exchange, Arrangement::Shm, Arrangement::Tcp] {
+        for killed in [1, 0] {
+            let task = ["killed", &killed.to_string()];
+            let mut job = Job::start(PROGRAM, 3, 3, &task, |rank| environment(arrangement, rank));
+            for rank in (0..3).filter(|rank| *rank != killed) {
+                job.ranks[rank].expect("@lost");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_child_keeps_no_port_from_the_next_job() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let address = format!("tcp://{}", listener.local_addr().expect("bound"));
+    drop(listener);
+    for forks in ["0", "1"] {
+        let at = |_| vec![("KOLO_RENDEZVOUS", address.clone())];
+        let mut job = Job::start(PROGRAM, 3, 3, &["again", forks], at);
+        job.expect_all("@gone");
+        assert_eq!(job.ended(), [true; 3], "rank {forks} forks");
+    }
 }
 
 #[test]

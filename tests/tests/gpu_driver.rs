@@ -49,6 +49,32 @@ fn calls_on_the_hosts_memory_take_the_way_that_they_take_without_a_gpu() {
     assert_eq!(ways(&with), ways(&without));
 }
 
+/// One exchange runs at a time, so calls that wait for their turn need no memory of their own yet.
+#[test]
+fn memory_for_started_calls_is_bounded_together() {
+    const BYTES: usize = 16 << 20;
+    const KEPT_BYTES: i64 = 64 << 20;
+    let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if !is_stand_in() {
+        return;
+    }
+    Arrangement::Exchange.run_with(2, with_gpu, |comm| {
+        let memory = DeviceMemory::new(8 * BYTES);
+        let works: Vec<_> = (0..8)
+            .map(|number| {
+                let call = all_reduce(memory.address().wrapping_add(number * BYTES), BYTES);
+                // SAFETY: the memory is kept until all calls have ended.
+                unsafe { comm.start_raw(&call) }.expect("started")
+            })
+            .collect();
+        works.into_iter().for_each(|work| work.wait().expect("started"));
+        comm.barrier().expect("all have ended");
+        let pinned = count(Count::Pinned);
+        assert!(pinned > 0 && pinned <= 2 * KEPT_BYTES, "{pinned} bytes are pinned");
+        comm.barrier().expect("all have counted");
+    });
+}
+
 /// Blocking and started calls on GPU and host memory, in all mixtures: ranks meet only if all take the same path,
 /// whichever memory each has. As many are started at once as may be in flight together.
 #[test]

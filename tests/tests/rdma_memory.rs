@@ -1,6 +1,10 @@
 //! Number of registrations with adapters, over the stand-in for libibverbs.
 
-use kolo::{Cluster, Communicator, Config, ReduceOp, TransportKind, Transports};
+use kolo::{
+    Cluster, Collective, Communicator, Config, DataType, GpuDirectMode, RawCall, ReduceOp, TransportKind,
+    Transports,
+};
+use kolo_tests::gpu::{Count, DeviceMemory, count, is_stand_in, with_gpu};
 use kolo_transport::MemoryCounters;
 
 #[path = "../../transport/verbs/tests/common/fake.rs"]
@@ -69,4 +73,41 @@ fn a_vector_is_registered_once_however_many_pieces_it_is_cut_into() {
         }
     })
     .expect("they join");
+}
+
+/// The stand-in for libibverbs takes no dma-buf, so each buffer is refused, if it is exported at all.
+#[test]
+fn a_gpu_buffer_that_cannot_be_registered_is_tried_once() {
+    const RANKS: u32 = 2;
+    if !is_stand_in() {
+        return;
+    }
+    let fake = Fake::new();
+    let config = with_gpu(config(&fake)).with(|config| config.gdr = GpuDirectMode::Auto);
+    let before = count(Count::AskedExports);
+    Cluster::with_config(RANKS, &config, |comm| {
+        let buffers =
+            [1, 2].map(|value| DeviceMemory::holding(&vec![value * (1 - comm.rank() as u8); 100_000]));
+        for round in 0..20_u8 {
+            let buffer = &buffers[usize::from(round % 2)];
+            let call = RawCall {
+                collective: Collective::Broadcast,
+                input: buffer.address(),
+                output: buffer.address(),
+                count: 100_000,
+                data_type: DataType::U8,
+                op: ReduceOp::Sum,
+                root: 0,
+            };
+            // SAFETY: the buffer is as long as the call says.
+            unsafe { comm.call_raw(&call) }.expect("broadcast");
+            assert!(buffer.bytes().iter().all(|byte| *byte == round % 2 + 1));
+        }
+        let counters = comm.gpu_counters();
+        assert_eq!((counters.staged_calls, counters.direct_calls), (20, 0), "{counters:?}");
+        comm.barrier().expect("all have counted");
+    })
+    .expect("they join");
+    let asked = count(Count::AskedExports) - before;
+    assert!((1..=2 * i64::from(RANKS)).contains(&asked), "{asked} exports were asked for");
 }

@@ -34,4 +34,5 @@ pub use stage::{Awaited, Needs, Stage, StageCaps, StageMismatch};
 pub use sys::credentials::{Peer, peer_of};
 pub use sys::futex::{wait_word, wait_word_for, wait_words};
 pub use sys::process::Process;
+pub use sys::unshared::Unshared;
 pub use tcp::{TcpEndpoint, TcpOptions};

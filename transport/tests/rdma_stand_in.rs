@@ -1,6 +1,7 @@
 //! RDMA over the stand-in for libibverbs, on every machine, and with faults that real adapters do not have on demand.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
@@ -251,6 +252,115 @@ fn explicit_registrations_leave_the_cache_its_room() {
     let counters = ends[0].counters();
     assert_eq!((counters.sent_staged_bytes, counters.cache.evicted), (0, 0), "{counters:?}");
     assert_eq!(counters.cache.misses, 4, "{counters:?}");
+}
+
+#[test]
+fn of_many_ports_the_fastest_are_used() {
+    const TEN_GIGABIT: i64 = 4;
+    let fake = Fake::new();
+    fake.set(Knob::Devices, 6);
+    fake.set(Knob::FirstSpeed, TEN_GIGABIT);
+    let end = RdmaEndpoint::new(0, 2, options(&fake)).expect("endpoint");
+    let names = |lines: &[String]| -> Vec<String> { lines.iter().map(|line| line[..5].to_owned()).collect() };
+    assert_eq!(names(&end.adapters()), ["fake1", "fake2", "fake3", "fake4"], "{:?}", end.adapters());
+    assert_eq!(names(end.passed_over()), ["fake5", "fake0"], "{:?}", end.passed_over());
+    assert!(end.passed_over()[1].contains("slower than half of"), "{:?}", end.passed_over());
+    drop(end);
+    // Listed ports are used, the fastest first.
+    let listed = RdmaOptions { adapters: Some("fake0,fake1".to_owned()), ..options(&fake) };
+    let end = RdmaEndpoint::new(0, 2, listed).expect("endpoint");
+    assert_eq!(names(&end.adapters()), ["fake1", "fake0"]);
+}
+
+/// Copies as a GPU's driver, until it fails.
+#[derive(Debug)]
+struct FailsAfter(AtomicUsize);
+
+impl DeviceCopier for FailsAfter {
+    unsafe fn load(&self, from: *const u8, to: *mut u8, len: usize) -> Result<(), String> {
+        if self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err() {
+            return Err("an illegal memory access".into());
+        }
+        // SAFETY: the memory of these tests is the processor's.
+        unsafe { from.copy_to_nonoverlapping(to, len) };
+        Ok(())
+    }
+
+    unsafe fn store(&self, _: *const u8, _: *mut u8, _: usize) -> Result<(), String> {
+        Err("it is not stored".into())
+    }
+}
+
+/// The rest of a message of which a part has been sent never comes. Another one that is equal must not take its place.
+#[test]
+fn a_message_whose_copy_fails_in_the_middle_is_not_replaced_by_the_next() {
+    const LEN: usize = 2 << 20;
+    const RUN: usize = 8 << 10;
+    let fake = Fake::new();
+    let mut ends = ends(&options(&fake));
+    let (mut from, mut to) = (vec![1_u8; LEN], vec![0_u8; LEN]);
+    let copier: Arc<dyn DeviceCopier> = Arc::new(FailsAfter(AtomicUsize::new(LEN / RUN / 2)));
+    let whole = Piece { ptr: from.as_mut_ptr(), len: LEN };
+    let target = [Piece { ptr: to.as_mut_ptr(), len: LEN }];
+    // Runs that are too short for an adapter to fetch, in another order than they lie.
+    let runs: Vec<Piece> =
+        from.chunks_mut(RUN).rev().map(|run| Piece { ptr: run.as_mut_ptr(), len: RUN }).collect();
+    let mut events = [Vec::new(), Vec::new()];
+    // SAFETY: the buffers outlive the endpoints.
+    unsafe {
+        ends[0].register(whole, Backing::Device { export: None, copier: &copier }).expect("registered");
+        let posted = ends[1].post_recv(ON[1], 7, Sink::Place(&target), Token(1)).expect("receive");
+        assert_eq!(posted, Posted::Pending);
+        let posted = ends[0].post_send(ON[0], 7, &runs, Token(0)).expect("send");
+        assert_eq!(posted, Posted::Pending);
+    }
+    let mut is_sent_again = false;
+    within("the receive has no end", || {
+        for (end, events) in ends.iter_mut().zip(&mut events) {
+            end.poll(events);
+        }
+        if !is_sent_again && events[0].iter().any(|event| matches!(event, Event::Failed(Token(0), _))) {
+            is_sent_again = true;
+            ends[0].deregister(whole);
+            // SAFETY: as above.
+            let _ = unsafe { ends[0].post_send(ON[0], 7, &[whole], Token(2)) };
+        }
+        (!events[1].is_empty()).then_some(())
+    });
+    let failed = events[0].iter().find_map(|event| match event {
+        Event::Failed(Token(0), error) => Some(error.clone()),
+        _ => None,
+    });
+    let failed = failed.expect("the send fails");
+    assert_eq!((failed.kind, failed.peer), (ErrorKind::Local, Some(1)), "{failed}");
+    assert!(failed.to_string().contains("illegal memory access"), "{failed}");
+    let lost =
+        |event: &Event| matches!(event, Event::Failed(Token(1), error) if error.kind == ErrorKind::PeerLost);
+    assert!(events[1].iter().any(lost), "{:?}", events[1]);
+    drop(ends);
+}
+
+/// Nothing would make the queue pairs again.
+#[test]
+fn a_peer_for_which_no_queue_pair_can_be_made_is_lost() {
+    let fake = Fake::new();
+    let options = options(&fake);
+    let mut ends = [0, 1].map(|rank| RdmaEndpoint::new(rank, 2, options.clone()).expect("endpoint"));
+    for rank in 0..2 {
+        let address = ends[1 - rank].address().to_vec();
+        ends[rank].introduce(1 - rank as u32, &address).expect("introduce");
+    }
+    fake.set(Knob::CreateQueuePairErrno, libc::ENOMEM.into());
+    let mut from = vec![1_u8; 8];
+    let source = [Piece { ptr: from.as_mut_ptr(), len: 8 }];
+    // SAFETY: the buffer outlives the endpoints.
+    let mut post = || unsafe { ends[0].post_send(ON[0], 7, &source, Token(0)) };
+    let first = post().expect_err("no queue pair");
+    assert!(first.to_string().contains("making queue pairs"), "{first}");
+    let then = post().expect_err("it is lost");
+    assert_eq!((then.kind, then.peer), (ErrorKind::PeerLost, Some(1)), "{then}");
+    drop(ends);
+    assert_eq!(fake.live(), 0, "objects are left");
 }
 
 /// The processor copies inline bytes, but may be unable to read the caller's memory, such as a GPU's. The last request

@@ -5,6 +5,8 @@
 //!    [`Shared::check_process`].
 //! 2. Dropping leaks: the connections, shared memory and threads behind a communicator belong to the parent. The child
 //!    tells the other ranks nothing, and waits for nobody.
+//! 3. The child keeps none of the sockets ([`Unshared`](kolo_transport::Unshared)): the ranks' connections tell of the
+//!    parent's end, and the parent's ports are free again, whether or not the child lives.
 //!
 //! Tests: `tests/tests/fork.rs`, `bindings/c/tests/c/fork.c`.
 

@@ -14,7 +14,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kolo_transport::tcp::RelayCall;
+use kolo_transport::{Unshared, tcp::RelayCall};
 use tokio::io::{AsyncWriteExt, BufReader, BufWriter, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
@@ -477,7 +477,7 @@ fn spare_descriptor() -> Option<std::fs::File> {
 enum Introduced {
     Rank(BoxedStream, Box<Hello>),
     /// One end of a pair of ranks that meet at the relay.
-    ToRelay(TcpStream, RelayCall),
+    ToRelay(Unshared<TcpStream>, RelayCall),
 }
 
 /// Performs the handshake and reads the first frame.
@@ -493,17 +493,17 @@ async fn introduce(
         let start = match start {
             Some(start) => start,
             None => {
-                let magic = read_magic(&mut stream).await?;
+                let magic = read_magic(&mut *stream).await?;
                 if RelayCall::is_begun_by(&magic) {
                     let call = read_call(&mut stream, magic, &[cookie]).await;
                     let call = call.map_err(|e| Rejection::io("reading a call for the relay", &e))?;
                     let of_another = || Rejection::Foreign("a call for another job's relay".into());
                     return call.map(Err).ok_or_else(of_another);
                 }
-                read_start(magic, &mut stream).await?
+                read_start(magic, &mut *stream).await?
             }
         };
-        greet_after(start, &mut stream, credentials, |reached| progress.set(reached)).await.map(Ok)
+        greet_after(start, &mut *stream, credentials, |reached| progress.set(reached)).await.map(Ok)
     };
     let greeted = tokio::select! {
         biased;

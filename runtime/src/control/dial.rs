@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use kolo_transport::Unshared;
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::coordinator::BoxedStream;
@@ -16,11 +17,11 @@ use super::stream;
 const SEGMENT_BYTES: u32 = 1200;
 
 /// Connects. Both ends keep to this segment length, since it is set before the connection is made.
-async fn dial(address: SocketAddr) -> io::Result<TcpStream> {
+async fn dial(address: SocketAddr) -> io::Result<Unshared<TcpStream>> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     // If this fails, the connection uses the system's segment length.
     let _ = socket2::SockRef::from(&socket).set_tcp_mss(SEGMENT_BYTES);
-    socket.connect(address).await
+    socket.connect(address).await.map(Unshared::new)
 }
 
 /// The process that is to answer.
@@ -60,8 +61,8 @@ pub(super) async fn open(
     let _ = stream.set_nodelay(true);
     let greet = async {
         match whom {
-            Whom::Coordinator => greet_coordinator(&mut stream, credentials).await,
-            Whom::Member => greet_member(&mut stream, credentials).await,
+            Whom::Coordinator => greet_coordinator(&mut *stream, credentials).await,
+            Whom::Member => greet_member(&mut *stream, credentials).await,
         }
     };
     let greeted = tokio::time::timeout(greeting, greet).await;

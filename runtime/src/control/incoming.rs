@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::task::Poll;
 
+use kolo_transport::Unshared;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
@@ -17,7 +18,7 @@ pub(super) const ACCEPTED_MAX: usize = 1024;
 
 /// A connection that has not been answered yet.
 pub(crate) struct Accepted {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Unshared<TcpStream>,
     pub(super) origin: SocketAddr,
     /// Its first bytes, if they have already been read.
     pub(super) start: Option<Start>,
@@ -26,7 +27,7 @@ pub(crate) struct Accepted {
 /// Source of incoming connections.
 pub(crate) enum Incoming {
     /// A listener of the coordinator's own.
-    Own(TcpListener),
+    Own(Unshared<TcpListener>),
     /// A port that the coordinator shares with other services of this process. The port's owner also counts the
     /// connections that it rejects.
     Shared { at: SocketAddr, accepted: mpsc::Receiver<Accepted>, counters: Arc<CoordinatorCounters> },
@@ -57,7 +58,11 @@ impl Incoming {
         match self {
             Self::Own(listener) => {
                 let accepted = listener.poll_accept(context);
-                accepted.map_ok(|(stream, origin)| Accepted { stream, origin, start: None })
+                accepted.map_ok(|(stream, origin)| Accepted {
+                    stream: Unshared::new(stream),
+                    origin,
+                    start: None,
+                })
             }
             // A closed queue means that the listener has closed, so no more will come.
             Self::Shared { accepted, .. } => match accepted.poll_recv(context) {

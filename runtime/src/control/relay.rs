@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kolo_transport::Unshared;
 use kolo_transport::tcp::{RELAY_CALL_BYTES, RELAY_MAGIC_BYTES, RELAY_READY, RelayCall};
 use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
@@ -41,12 +42,16 @@ impl Default for Relay {
 struct Waiting {
     is_dialer: bool,
     /// Brings the partner's connection to the task that has the end's own. Closed once the end has given up.
-    partner: oneshot::Sender<TcpStream>,
+    partner: oneshot::Sender<Unshared<TcpStream>>,
 }
 
 impl Relay {
     /// Serves a connection that has made this call, until both ends have closed.
-    pub(super) async fn serve(self: Arc<Self>, call: RelayCall, stream: TcpStream) -> std::io::Result<()> {
+    pub(super) async fn serve(
+        self: Arc<Self>,
+        call: RelayCall,
+        stream: Unshared<TcpStream>,
+    ) -> std::io::Result<()> {
         let Some((mut one, mut partner)) = self.enter(call, stream) else { return Ok(()) };
         let mut unexpected = [0];
         let mut other = tokio::select! {
@@ -66,7 +71,7 @@ impl Relay {
         tracing::debug!(?call, "a pair meets at the relay");
         one.write_all(&[RELAY_READY]).await?;
         other.write_all(&[RELAY_READY]).await?;
-        copy_bidirectional_with_sizes(&mut one, &mut other, COPY_BYTES, COPY_BYTES).await?;
+        copy_bidirectional_with_sizes(&mut *one, &mut *other, COPY_BYTES, COPY_BYTES).await?;
         Ok(())
     }
 
@@ -75,8 +80,8 @@ impl Relay {
     fn enter(
         &self,
         call: RelayCall,
-        mut stream: TcpStream,
-    ) -> Option<(TcpStream, oneshot::Receiver<TcpStream>)> {
+        mut stream: Unshared<TcpStream>,
+    ) -> Option<(Unshared<TcpStream>, oneshot::Receiver<Unshared<TcpStream>>)> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(first) = waiting.remove(&pair(call))
             && first.is_dialer != call.is_dialer
@@ -145,7 +150,7 @@ mod tests {
         assert!(RelayCall::is_begun_by(&magic));
         let call = read_call(&mut far, magic, &[COOKIE]).await.unwrap();
         let Some(call) = call else { return near };
-        tokio::spawn(relay.clone().serve(call, far));
+        tokio::spawn(relay.clone().serve(call, Unshared::new(far)));
         // On its one thread, the runtime runs the new task next, up to its first wait.
         tokio::task::yield_now().await;
         near

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use kolo_transport::Unshared;
 use kolo_transport::tcp::TcpInfo;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
@@ -47,7 +48,7 @@ impl<S: Stream> Stream for Sealed<S> {
 }
 
 /// Makes the stream of a connection after its handshake.
-pub(crate) fn boxed(connection: TcpStream, keys: Option<&SessionKeys>) -> BoxedStream {
+pub(crate) fn boxed(connection: Unshared<TcpStream>, keys: Option<&SessionKeys>) -> BoxedStream {
     // With this option, segments lost in a short network cut are resent soon after the cut, not after up to twice its
     // length.
     let _ = SockRef::from(&connection).set_tcp_thin_linear_timeouts(true);
@@ -60,7 +61,7 @@ pub(crate) fn boxed(connection: TcpStream, keys: Option<&SessionKeys>) -> BoxedS
 
 /// A handle to a TCP connection. It does not keep the connection open.
 #[derive(Clone, Debug)]
-pub(crate) struct TcpHandle(Weak<TcpStream>);
+pub(crate) struct TcpHandle(Weak<Unshared<TcpStream>>);
 
 /// The state of acknowledgements from the other end's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +85,7 @@ impl TcpHandle {
     }
 }
 
-struct Connection(Arc<TcpStream>);
+struct Connection(Arc<Unshared<TcpStream>>);
 
 impl Stream for Connection {
     fn tcp_handle(&self) -> Option<TcpHandle> {

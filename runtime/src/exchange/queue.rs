@@ -23,13 +23,17 @@ pub(super) struct Queue {
     waiting: VecDeque<Started>,
     storing: Vec<(Id, Box<Bounce>)>,
     bounces: Bounces,
+    /// Number of waiting calls on GPU memory without a bounce buffer.
+    unloaded: usize,
 }
 
 #[derive(Debug)]
 struct Started {
     id: Id,
-    /// The call; its buffers are copies if the caller's memory is a GPU's.
+    /// The call; its buffers are copies if the caller's memory is a GPU's, once it has a bounce buffer.
     call: Call,
+    /// The rank and the number of members.
+    place: (u32, u32),
     cursor: ExchangeCursor,
     /// Copies to and from a GPU. In a box, since most calls have none and are moved often.
     bounce: Option<Box<Bounce>>,
@@ -54,22 +58,21 @@ impl Exchange {
         engine: &mut Engine,
         call: &Call,
         (combine, tag, turn): (Combine, u64, Option<u64>),
-        (rank, members): (u32, u32),
+        place: (u32, u32),
         keep: &mut Option<Owner>,
     ) -> Result<Id, Error> {
         let mut bounce = None;
         let mut call = call.clone();
-        if call.gpus.is_some() {
-            let taken = bounce.insert(self.queue.bounces.take());
-            call = taken.prepare(&call, rank, members)?;
+        if call.gpus.is_some() && Bounces::has_room(self.queue.bounce_bytes()) {
             // SAFETY: the caller's promise; the copies are settled before the communicator is given up.
-            self.queue.bounces.loaded_bytes += unsafe { taken.load() }? as u64;
+            bounce = Some(unsafe { self.queue.bounces.load(&mut call, place.0, place.1) }?);
         }
+        self.queue.unloaded += usize::from(call.gpus.is_some());
         let id = engine.admit(keep.take());
         let cursor = self.compiled.enter(&call, combine, tag, turn);
         // A turn that the call had before may come before those of calls that were started meanwhile.
         let at = self.queue.waiting.partition_point(|earlier| earlier.cursor.turn() < cursor.turn());
-        self.queue.waiting.insert(at, Started { id, call, cursor, bounce });
+        self.queue.waiting.insert(at, Started { id, call, place, cursor, bounce });
         self.progress(engine);
         Ok(id)
     }
@@ -134,9 +137,14 @@ impl Exchange {
     pub(crate) fn progress(&mut self, engine: &mut Engine) -> bool {
         let mut moved = !self.queue.storing.is_empty() && self.queue.take_stored(engine);
         // After a failure, callers may take their buffers back.
-        while engine.failure().is_none()
-            && let Some(first) = self.queue.waiting.front_mut()
-        {
+        while engine.failure().is_none() {
+            if self.queue.unloaded > 0
+                && let Err(error) = self.queue.load_next()
+            {
+                engine.note_failure(error);
+                return true;
+            }
+            let Some(first) = self.queue.waiting.front_mut() else { break };
             if let Some(bounce) = &mut first.bounce {
                 match bounce.poll() {
                     Ok(true) => {}
@@ -174,6 +182,31 @@ impl Exchange {
 }
 
 impl Queue {
+    /// Returns the bytes of the bounce buffers of calls that are not over.
+    fn bounce_bytes(&self) -> usize {
+        let waiting = self.waiting.iter().filter_map(|started| started.bounce.as_deref());
+        waiting.chain(self.storing.iter().map(|(_, bounce)| &**bounce)).map(Bounce::bytes).sum()
+    }
+
+    /// Gives bounce buffers to the call whose turn is next, and to those behind it as long as there is room.
+    fn load_next(&mut self) -> Result<(), Error> {
+        let mut taken = self.bounce_bytes();
+        for (at, started) in self.waiting.iter_mut().enumerate() {
+            if at > 0 && !Bounces::has_room(taken) {
+                break;
+            }
+            if started.call.gpus.is_some() {
+                let (rank, members) = started.place;
+                // SAFETY: the promise to `start` still holds, since the call is not done.
+                let bounce = unsafe { self.bounces.load(&mut started.call, rank, members) }?;
+                taken += bounce.bytes();
+                started.bounce = Some(bounce);
+                self.unloaded -= 1;
+            }
+        }
+        Ok(())
+    }
+
     /// Handles a call after its last exchange: it is done, or its result must first be copied to its place.
     fn passed(&mut self, engine: &mut Engine, id: Id, bounce: Option<Box<Bounce>>) {
         let Some(mut bounce) = bounce else { return engine.conclude(id) };

@@ -12,7 +12,8 @@ use crate::engine::{Staging, failed};
 /// Alignment of buffers: two cache lines.
 const ALIGN: usize = 128;
 
-/// Most pinned memory that one call's bounce buffers keep between calls.
+/// Most pinned memory that is kept between calls. Calls that wait for their turn get more
+/// bounce buffers until those in use are longer than this.
 const KEPT_BYTES: usize = 64 << 20;
 
 /// Pinned memory and the stream that fills and empties it. Both are kept between calls.
@@ -117,6 +118,11 @@ impl Bounce {
         Ok(true)
     }
 
+    /// Returns the length of its memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.copies.as_ref().is_none_or(Copies::is_idle)
     }
@@ -138,14 +144,52 @@ pub(crate) struct Bounces {
 }
 
 impl Bounces {
-    pub(crate) fn take(&mut self) -> Box<Bounce> {
-        Box::new(self.free.pop().unwrap_or_default())
+    /// Takes a bounce buffer for a call, which becomes a call on that buffer, and starts to copy the input.
+    ///
+    /// # Errors
+    /// If the GPU's driver refuses.
+    ///
+    /// # Safety
+    /// See [`Bounce::load`].
+    pub(crate) unsafe fn load(
+        &mut self,
+        call: &mut Call,
+        rank: u32,
+        members: u32,
+    ) -> Result<Box<Bounce>, Error> {
+        let mut bounce = Box::new(self.free.pop().unwrap_or_default());
+        *call = bounce.prepare(call, rank, members)?;
+        // SAFETY: the caller's promise.
+        self.loaded_bytes += unsafe { bounce.load() }? as u64;
+        Ok(bounce)
+    }
+
+    /// Returns whether a call may get a bounce buffer before its turn, while others have `taken` bytes of them.
+    pub(crate) fn has_room(taken: usize) -> bool {
+        taken <= KEPT_BYTES
     }
 
     /// Keeps a bounce buffer for a later call.
     pub(crate) fn give_back(&mut self, bounce: Bounce) {
-        if bounce.memory.bytes() <= KEPT_BYTES {
+        let kept: usize = self.free.iter().map(Bounce::bytes).sum();
+        if kept + bounce.bytes() <= KEPT_BYTES {
             self.free.push(bounce);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_is_kept_is_bounded_together() {
+        let mut bounces = Bounces::default();
+        for _ in 0..24 {
+            let mut bounce = Bounce::default();
+            bounce.memory.reserve(KEPT_BYTES / 4);
+            bounces.give_back(bounce);
+        }
+        assert_eq!(bounces.free.len(), 4);
     }
 }

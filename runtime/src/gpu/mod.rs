@@ -47,6 +47,8 @@ pub(crate) struct GpuAccess {
     /// Plan of the access; `None` if no peer is reached by RDMA.
     pub(crate) plan: Option<Plan>,
     pub(crate) regions: Regions,
+    /// Whether it was said that GPU memory is staged although adapters reach GPU memory.
+    has_warned: bool,
     pub(crate) counters: GpuCounters,
 }
 
@@ -99,7 +101,12 @@ impl GpuAccess {
             let by = self.plan.as_ref().map_or(Path::Staged, |plan| plan.path);
             for (gpu, at, len) in buffers.into_iter().filter(|(.., len)| *len > 0) {
                 if let Err(refused) = self.regions.reach(engine, gpu, at, len, by) {
-                    tracing::warn!(rank = self.rank, "GPU memory is staged: {refused}");
+                    if !std::mem::replace(&mut self.has_warned, true) {
+                        tracing::warn!(
+                            rank = self.rank,
+                            "GPU memory is staged: {refused}; further buffers may be, without a warning"
+                        );
+                    }
                     words = format!(" ({refused})");
                     path = GpuPath::Staged(StagingReason::Refused);
                     break;

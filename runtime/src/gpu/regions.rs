@@ -15,6 +15,9 @@ const REGIONS_MAX: usize = 256;
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     known: Vec<Allocation>,
+    /// Allocations that the driver or an adapter has refused, with the reason, the latest last. Asking again costs a call
+    /// of the driver, and its answer is the same as long as the allocation lives.
+    refused: Vec<(Allocation, String)>,
     sync_copiers: Vec<(u32, Arc<dyn DeviceCopier>)>,
 }
 
@@ -39,6 +42,9 @@ impl Regions {
             self.known[at..].rotate_left(1);
             return Ok(());
         }
+        if let Some((_, because)) = self.refused.iter().find(|(refused, _)| *refused == found) {
+            return Err(because.clone());
+        }
         // Allocations that were freed since are deregistered, so that another allocation's data is not sent from stale
         // pages.
         let ends = |known: &Allocation| known.start + known.bytes as u64;
@@ -46,17 +52,13 @@ impl Regions {
         for known in self.known.extract_if(.., |known| stale(known)) {
             engine.deregister(memory_of(&known));
         }
+        self.refused.retain(|(refused, _)| !stale(refused));
         let copier = self.sync_copier(gpu)?;
-        let range = match path {
-            Path::DmaBuf(how) => Some(gpu.export(found.start, found.bytes, how)?),
-            Path::PeerMemory => None,
-            Path::Staged => return Err("adapters do not reach it".to_owned()),
-        };
-        let export = range.as_ref().map(|range| (range.descriptor.as_fd(), range.offset));
-        // SAFETY: the caller keeps the memory while the call runs. An allocation that is gone is deregistered before
-        // another one at its place is used. The export is of these addresses.
-        unsafe { engine.register(memory_of(&found), Backing::Device { export, copier: &copier }) }
-            .map_err(|error| error.to_string())?;
+        if let Err(because) = register(engine, gpu, &found, path, &copier) {
+            self.refused.drain(..(self.refused.len() + 1).saturating_sub(REGIONS_MAX));
+            self.refused.push((found, because.clone()));
+            return Err(because);
+        }
         self.known.push(found);
         Ok(())
     }
@@ -81,6 +83,27 @@ impl Regions {
         self.sync_copiers.push((gpu.number(), Arc::clone(&sync_copier)));
         Ok(sync_copier)
     }
+}
+
+/// Exports an allocation if the adapters need that, and registers it with them.
+fn register(
+    engine: &mut Engine,
+    gpu: &Arc<Gpu>,
+    allocation: &Allocation,
+    path: Path,
+    copier: &Arc<dyn DeviceCopier>,
+) -> Result<(), String> {
+    let range = match path {
+        Path::DmaBuf(how) => Some(gpu.export(allocation.start, allocation.bytes, how)?),
+        Path::PeerMemory => None,
+        Path::Staged => return Err("adapters do not reach it".to_owned()),
+    };
+    let export = range.as_ref().map(|range| (range.descriptor.as_fd(), range.offset));
+    // SAFETY: the caller keeps the memory while the call runs. An allocation that is gone is deregistered before
+    // another one at its place is used. The export is of these addresses.
+    unsafe { engine.register(memory_of(allocation), Backing::Device { export, copier }) }
+        .map(drop)
+        .map_err(|error| error.to_string())
 }
 
 fn memory_of(allocation: &Allocation) -> Piece {

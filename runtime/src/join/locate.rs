@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Once;
 use std::time::Instant;
 
+use kolo_transport::Unshared;
 use kolo_transport::tcp::{Reuse, in_port_range};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
@@ -24,7 +25,7 @@ const BACKLOG: i32 = 4096;
 
 /// Listener of rank 0's coordinator, with the guards that keep it findable until they are dropped.
 pub(crate) struct Anchor {
-    pub(crate) listener: Option<TcpListener>,
+    pub(crate) listener: Option<Unshared<TcpListener>>,
     pub(crate) published: Option<Box<dyn Send>>,
 }
 
@@ -266,7 +267,7 @@ async fn publish_in_store(
 }
 
 /// Opens a port for the other members of a job. Returns it with the addresses at which they may reach it.
-pub(crate) async fn open_port(spec: &JoinSpec) -> Result<(TcpListener, Vec<SocketAddr>)> {
+pub(crate) async fn open_port(spec: &JoinSpec) -> Result<(Unshared<TcpListener>, Vec<SocketAddr>)> {
     let listener = listen_for(spec).await?;
     let addresses = reachable_at(&listener)?;
     Ok((listener, addresses))
@@ -274,7 +275,7 @@ pub(crate) async fn open_port(spec: &JoinSpec) -> Result<(TcpListener, Vec<Socke
 
 /// Listens at a port of the configured range, or at any port if there is none. Listens on loopback if the job is known
 /// to run on this host only.
-async fn listen_for(spec: &JoinSpec) -> Result<TcpListener> {
+async fn listen_for(spec: &JoinSpec) -> Result<Unshared<TcpListener>> {
     let Some(ports) = &spec.ports else { return listen_anywhere(spec).await };
     let address = spec.one_host.then_some(Ipv4Addr::LOCALHOST.into());
     in_port_range(ports, |port, reuse| listen_with(address, port, reuse)).map_err(|error| Error::Join {
@@ -288,7 +289,7 @@ async fn listen_for(spec: &JoinSpec) -> Result<TcpListener> {
     })
 }
 
-async fn listen_anywhere(spec: &JoinSpec) -> Result<TcpListener> {
+async fn listen_anywhere(spec: &JoinSpec) -> Result<Unshared<TcpListener>> {
     if spec.one_host
         && let Ok(listener) = listen(Some(Ipv4Addr::LOCALHOST.into()), 0)
     {
@@ -317,7 +318,7 @@ fn only_loopback(host: &str) -> Option<IpAddr> {
     host.parse::<IpAddr>().ok().filter(IpAddr::is_loopback)
 }
 
-async fn bind_patiently(address: Option<IpAddr>, port: u16, source: &str) -> Result<TcpListener> {
+async fn bind_patiently(address: Option<IpAddr>, port: u16, source: &str) -> Result<Unshared<TcpListener>> {
     let give_up = Instant::now() + BIND_PATIENCE;
     loop {
         match listen(address, port) {
@@ -347,12 +348,12 @@ async fn bind_patiently(address: Option<IpAddr>, port: u16, source: &str) -> Res
     }
 }
 
-fn listen(address: Option<IpAddr>, port: u16) -> io::Result<TcpListener> {
+fn listen(address: Option<IpAddr>, port: u16) -> io::Result<Unshared<TcpListener>> {
     listen_with(address, port, Reuse::Yes)
 }
 
-fn listen_with(address: Option<IpAddr>, port: u16, reuse: Reuse) -> io::Result<TcpListener> {
-    let open = |address: IpAddr| -> io::Result<TcpListener> {
+fn listen_with(address: Option<IpAddr>, port: u16, reuse: Reuse) -> io::Result<Unshared<TcpListener>> {
+    let open = |address: IpAddr| -> io::Result<Unshared<TcpListener>> {
         let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
         if address.is_ipv6() {
@@ -365,7 +366,7 @@ fn listen_with(address: Option<IpAddr>, port: u16, reuse: Reuse) -> io::Result<T
         // next job.
         socket.set_reuse_address(true)?;
         socket.listen(BACKLOG)?;
-        TcpListener::from_std(socket.into())
+        TcpListener::from_std(socket.into()).map(Unshared::new)
     };
     match address {
         Some(address) => open(address),

@@ -23,6 +23,11 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (task, forks) = (arguments[0].as_str(), arguments[1].parse::<u32>().expect("a rank"));
     let comm = Communicator::from_env()?;
+    match task {
+        "killed" => return is_killed(&comm, forks),
+        "again" => return joins_again(comm, forks),
+        _ => {}
+    }
     let part = comm.split(Some(0), 0)?.expect("with a color");
     // This creates a helper thread, and shared memory of every kind.
     comm.all_reduce_start(vec![1_i32; 5000], ReduceOp::Sum)?.wait().map(drop)?;
@@ -147,6 +152,48 @@ fn new_communicators() {
     });
     let sums: Result<Vec<u32>> = sums.expect("joins").into_iter().collect();
     assert_eq!(sums.expect("works"), [3, 3]);
+}
+
+/// Forks a child that lives until the test closes this process's input.
+fn fork_a_child_that_stays() {
+    // SAFETY: the child makes system calls only, and ends without running destructors.
+    unsafe {
+        let child = libc::fork();
+        assert!(child >= 0, "cannot fork");
+        if child == 0 {
+            libc::alarm(120);
+            let mut byte = 0_u8;
+            while libc::read(0, (&raw mut byte).cast(), 1) > 0 {}
+            libc::_exit(0);
+        }
+    }
+}
+
+/// The rank is killed while its child lives. The others report "@lost".
+fn is_killed(comm: &Communicator, forks: u32) -> Result<()> {
+    check(comm)?;
+    if comm.rank() == forks {
+        fork_a_child_that_stays();
+        // SAFETY: the call takes no pointer. It ends this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    }
+    match comm.all_reduce(&mut [1_i32; 10], ReduceOp::Sum) {
+        Err(Error::PeerLost { peer, .. }) if peer == forks => report("@lost"),
+        other => panic!("{other:?}"),
+    }
+    Ok(())
+}
+
+/// All leave, and join again at the same address, while a child of one of them lives.
+fn joins_again(comm: Communicator, forks: u32) -> Result<()> {
+    check(&comm)?;
+    if comm.rank() == forks {
+        fork_a_child_that_stays();
+    }
+    drop(comm);
+    check(&Communicator::from_env()?)?;
+    report("@gone");
+    Ok(())
 }
 
 /// Forks while operations on borrowed buffers are in flight.

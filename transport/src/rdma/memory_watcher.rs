@@ -24,19 +24,20 @@
 //!
 //! A range of memory can be watched by only one descriptor, so all endpoints of a process share one watcher. The
 //! descriptor is of the memory of the process that made it, so a child of that process starts a watcher of its own, and
-//! closes the descriptor that it inherits: while any process has that open, the memory stays watched.
+//! does not keep the descriptor: while any process has that open, the memory stays watched.
 
 use std::collections::BTreeMap;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use crate::sys::process::Process;
+use crate::sys::unshared::Unshared;
 
 /// Number of changes in the log. The oldest one cannot be trusted: a new change is written over it before that
 /// change is counted. A reader that has missed so many must assume that everything has changed.
@@ -69,6 +70,9 @@ const FEATURE_WRITE_PROTECT: u64 = 1 << 0;
 const FEATURE_EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 const MODE_MISSING: u64 = 1 << 0;
 const MODE_WRITE_PROTECT: u64 = 1 << 1;
+const MODE_MINOR: u64 = 1 << 2;
+/// The operation that the kernel offers for all memory but huge pages.
+const CAN_ZEROPAGE: u64 = 1 << 4;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const EVENT_REMAP: u8 = 0x14;
 const EVENT_REMOVE: u8 = 0x15;
@@ -98,7 +102,8 @@ pub(super) struct MemoryWatcher {
 
 #[derive(Debug)]
 struct Shared {
-    fd: OwnedFd,
+    /// In a child that kept it, a change of memory that is still watched when the watcher ends would wait for ever.
+    fd: Unshared<OwnedFd>,
     busy: AtomicBool,
     /// Number of changes logged so far.
     count: AtomicU64,
@@ -109,10 +114,6 @@ struct Shared {
 
 /// The watcher of this process, while it is in use: the kernel permits at most one for a range of a process's memory.
 static SHARED: Mutex<Weak<MemoryWatcher>> = Mutex::new(Weak::new());
-
-/// The descriptor of that watcher, for children to close; negative if there is none.
-static SHARED_FD: AtomicI32 = AtomicI32::new(NO_FD);
-const NO_FD: i32 = -1;
 
 impl MemoryWatcher {
     /// Returns the watcher of this process, and starts it if there is none that can still follow changes.
@@ -127,8 +128,6 @@ impl MemoryWatcher {
         }
         let watcher = Arc::new(Self::start()?);
         *shared = Arc::downgrade(&watcher);
-        close_in_children();
-        SHARED_FD.store(watcher.shared.fd.as_raw_fd(), Ordering::Relaxed);
         Ok(watcher)
     }
 
@@ -147,7 +146,7 @@ impl MemoryWatcher {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC);
         let stop = Arc::new(stop.map_err(|error| format!("eventfd: {error}"))?);
         let shared = Arc::new(Shared {
-            fd,
+            fd: Unshared::new(fd),
             busy: AtomicBool::new(false),
             count: AtomicU64::new(0),
             log: Mutex::new([(0, 0); LOG_LEN]),
@@ -162,6 +161,10 @@ impl MemoryWatcher {
     pub(super) fn add(&self, start: usize, end: usize) -> Option<Range> {
         let (mut ranges, range) = (self.ranges(), (start, end));
         if ranges.len() >= RANGES_MAX {
+            return None;
+        }
+        // The question would end the watch of the other parts, of which the answer is known.
+        if uncovered(range, ranges.keys()).into_iter().any(|part| self.shared.is_shared(part)) {
             return None;
         }
         let range = match self.shared.watch(range, self.mode) {
@@ -265,25 +268,6 @@ fn uncovered<'a>((start, end): Range, others: impl IntoIterator<Item = &'a Range
     parts
 }
 
-/// Makes children that are forked from now on close the shared watcher's descriptor. If they kept it open, a change of
-/// memory that is still watched when the watcher ends would wait for ever.
-fn close_in_children() {
-    static ONCE: Once = Once::new();
-    extern "C" fn in_child() {
-        let fd = SHARED_FD.swap(NO_FD, Ordering::Relaxed);
-        if fd != NO_FD {
-            // SAFETY: the descriptor is the inherited one, and nobody closes it a second time: the watcher's thread, which
-            // a child does not have, owns a share of it. A signal handler may make this call.
-            unsafe { libc::close(fd) };
-        }
-    }
-    ONCE.call_once(|| {
-        // SAFETY: the handler makes one system call, and the C library forgets the handler if this library is unloaded.
-        // The call fails only for lack of memory. Tested by `a_child_does_not_keep_its_parents_memory_watched`.
-        let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
-}
-
 impl Drop for MemoryWatcher {
     fn drop(&mut self) {
         if !self.process.is_current() {
@@ -291,9 +275,6 @@ impl Drop for MemoryWatcher {
             std::mem::forget(self.thread.take());
             return;
         }
-        // Another file may have the number once this one is closed. The descriptor of a later watcher stays.
-        let fd = self.shared.fd.as_raw_fd();
-        let _ = SHARED_FD.compare_exchange(fd, NO_FD, Ordering::Relaxed, Ordering::Relaxed);
         // This fails only if the thread is signalled already.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
@@ -319,17 +300,34 @@ impl Shared {
         code != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
     }
 
+    /// Returns whether a range is shared memory, which other processes, or the file itself, can change without an event.
+    /// The kernel grants a watch for minor faults only to such memory and to huge pages, and private huge pages change
+    /// with an event. Kernels before 5.14 do not know that watch.
+    fn is_shared(&self, (start, end): Range) -> bool {
+        let minor = self.register((start, end), MODE_MINOR);
+        if let Ok(operations) = minor {
+            self.unwatch(start, end);
+            return operations & CAN_ZEROPAGE != 0;
+        }
+        false
+    }
+
     /// Watches a range.
     ///
     /// # Errors
     /// The kernel's error.
-    fn watch(&self, (start, end): Range, mode: u64) -> Result<(), i32> {
+    fn watch(&self, range: Range, mode: u64) -> Result<(), i32> {
+        self.register(range, mode).map(|_| ())
+    }
+
+    /// Watches a range. Returns the operations that are then possible, one bit each.
+    fn register(&self, (start, end): Range, mode: u64) -> Result<u64, i32> {
         // struct uffdio_register: start, length, mode, operations that are then possible.
         let mut argument = [start as u64, (end - start) as u64, mode, 0];
         // SAFETY: the descriptor is a userfaultfd, and the argument has the form that the call requires. The memory
         // does not change.
         match unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, argument.as_mut_ptr()) } {
-            0 => Ok(()),
+            0 => Ok(argument[3]),
             _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or_default()),
         }
     }

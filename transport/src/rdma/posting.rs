@@ -76,7 +76,10 @@ impl RdmaEndpoint {
             // The message stays posted: it fails together with the others of this peer.
             let _ = self.refuse(on.peer, trouble);
         }
-        result.map_err(|trouble| self.refuse(on.peer, trouble))
+        result.map_err(|trouble| match trouble {
+            Trouble::Message(error) => error,
+            trouble => self.refuse(on.peer, trouble),
+        })
     }
 
     /// Takes a receive, which may be conditional.
@@ -233,9 +236,6 @@ impl RdmaEndpoint {
 
     /// Handles an error of a post that concerns the whole peer. The token is spent; a poll reports the rest.
     fn refuse(&mut self, peer: u32, trouble: Trouble) -> Error {
-        if let Trouble::Message(error) = trouble {
-            return error;
-        }
         let error = trouble.words(self.rank, peer, &self.way_to(peer));
         let mut backlog = std::mem::take(&mut self.backlog);
         self.lose(peer, error.clone(), &mut backlog);

@@ -194,6 +194,9 @@ impl RdmaEndpoint {
     }
 
     /// Starts the connection to a peer, if it is introduced and not connected yet.
+    ///
+    /// # Errors
+    /// The peer is then lost: nothing would start the connection again.
     pub(super) fn start(&mut self, number: u32) -> Result<(), Error> {
         let peer = &mut self.peers[number as usize];
         if peer.started || peer.address.is_none() || peer.down.is_some() {
@@ -201,6 +204,15 @@ impl RdmaEndpoint {
         }
         peer.started = true;
         self.connecting += 1;
+        self.make_link(number).inspect_err(|error| {
+            let mut events = std::mem::take(&mut self.backlog);
+            self.lose(number, error.clone(), &mut events);
+            self.backlog = events;
+        })
+    }
+
+    fn make_link(&mut self, number: u32) -> Result<(), Error> {
+        let peer = &mut self.peers[number as usize];
         if number > self.rank {
             let failed = |error: kolo_verbs::Error| {
                 Error::new(ErrorKind::System, NAME, Some(number), format!("making queue pairs: {error}"))

@@ -14,8 +14,12 @@ use super::options::RdmaOptions;
 use crate::error::{Error, ErrorKind};
 use crate::tcp::prefix_of;
 
-/// Maximum number of ports used, which fit into an address.
+/// Maximum number of ports used, which fit into an address: the fastest and nearest.
 pub(super) const RAILS_MAX: usize = 4;
+
+/// Ports slower than the fastest divided by this are left out, unless they are listed by name. Channels are dealt out
+/// evenly, so a slower port would hold the others up.
+const SLOWER_MAX: u32 = 2;
 
 /// One opened port of one adapter. Rails of one adapter share only the kernel's device.
 #[derive(Debug)]
@@ -85,9 +89,6 @@ pub(super) fn open(options: &RdmaOptions) -> Result<(Vec<Rail>, Vec<String>), Er
                 rail(report, &port.port, device.open().map_err(words)?, path, &entry)
             });
             match opened {
-                Ok(_) if rails.len() == RAILS_MAX => {
-                    passed.push(format!("{} port {number}: enough", report.name))
-                }
                 Ok(rail) => rails.push(rail),
                 Err(because) => passed.push(format!("{} port {number}: {because}", report.name)),
             }
@@ -96,7 +97,58 @@ pub(super) fn open(options: &RdmaOptions) -> Result<(Vec<Rail>, Vec<String>), Er
     if rails.is_empty() {
         return Err(refuse(format!("no usable RDMA adapter: {}", passed.join("; "))));
     }
-    Ok((rails, passed))
+    let distances = node_distances();
+    let facts: Vec<_> =
+        rails.iter().map(|rail| (rail.rate_mbps, distance(rail.numa_node, &distances))).collect();
+    let (chosen, left) = select(&facts, filter.names_ports());
+    passed.extend(
+        left.into_iter().map(|(at, why)| format!("{} port {}: {why}", rails[at].device, rails[at].path.port)),
+    );
+    let mut rails: Vec<_> = rails.into_iter().map(Some).collect();
+    Ok((chosen.into_iter().filter_map(|at| rails[at].take()).collect(), passed))
+}
+
+/// Rate and distance of a port.
+type Facts = (Option<u32>, u32);
+
+/// Selects ports by their rate, then by their distance, then in the order of the list. Returns their places, and those of
+/// the others with the reason. `named` ports are used however slow they are.
+fn select(ports: &[Facts], named: bool) -> (Vec<usize>, Vec<(usize, String)>) {
+    let rate = |at: usize| ports[at].0.unwrap_or(0);
+    let mut order: Vec<usize> = (0..ports.len()).collect();
+    order.sort_by_key(|&at| (std::cmp::Reverse(rate(at)), ports[at].1));
+    let fastest = order.first().map_or(0, |&at| rate(at));
+    let (mut chosen, mut left) = (Vec::new(), Vec::new());
+    for at in order {
+        if !named && rate(at) > 0 && rate(at) < fastest / SLOWER_MAX {
+            left.push((at, format!("slower than half of {} Gbit/s", f64::from(fastest) / 1e3)));
+        } else if chosen.len() == RAILS_MAX {
+            left.push((at, format!("{RAILS_MAX} others are used")));
+        } else {
+            chosen.push(at);
+        }
+    }
+    (chosen, left)
+}
+
+/// Returns the distances of this thread's NUMA node to all nodes, as the system gives them; none if it does not.
+fn node_distances() -> Vec<u32> {
+    let of =
+        |node: u32| std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/distance")).ok();
+    let cpu = rustix::thread::sched_getcpu();
+    let is_here =
+        |node: &u32| std::path::Path::new(&format!("/sys/devices/system/cpu/cpu{cpu}/node{node}")).exists();
+    let text = (0..NODES_MAX).find(is_here).and_then(of).unwrap_or_default();
+    text.split_whitespace().filter_map(|number| number.parse().ok()).collect()
+}
+
+/// Number of NUMA nodes among which this thread's is looked for.
+const NODES_MAX: u32 = 64;
+
+/// Returns the distance of a node; that of the farthest if its place is not known.
+fn distance(node: Option<u32>, distances: &[u32]) -> u32 {
+    let known = node.and_then(|node| distances.get(node as usize)).copied();
+    known.or(distances.iter().max().copied()).unwrap_or(0)
 }
 
 fn words(error: kolo_verbs::Error) -> String {
@@ -206,6 +258,11 @@ impl Filter {
         Self { exact, exclude, entries }
     }
 
+    /// Returns whether the user has listed the adapters to use.
+    fn names_ports(&self) -> bool {
+        !self.entries.is_empty() && !self.exclude
+    }
+
     fn admits(&self, name: &str, port: u8) -> bool {
         let listed = self.entries.iter().any(|(entry, wanted)| {
             let same = if self.exact { name == entry } else { name.starts_with(entry.as_str()) };
@@ -218,6 +275,19 @@ impl Filter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_fastest_and_nearest_ports_are_used() {
+        let (fast, slow) = (Some(100_000), Some(40_000));
+        let ports = [(slow, 10), (fast, 20), (fast, 10), (None, 10), (Some(50_000), 10), (fast, 20)];
+        let (chosen, left) = select(&ports, false);
+        assert_eq!(chosen, [2, 1, 5, 4]);
+        assert_eq!(left.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [0, 3]);
+        assert!(left[0].1.contains("slower than half of 100 Gbit/s"), "{left:?}");
+        assert_eq!(select(&[(slow, 0), (fast, 0)], true).0, [1, 0], "both are listed");
+        assert_eq!(select(&[(None, 0), (None, 0)], false).0, [0, 1]);
+        assert_eq!([Some(1), Some(9), None].map(|node| distance(node, &[10, 21])), [21; 3]);
+    }
 
     #[test]
     fn adapters_are_chosen_as_users_of_nccl_expect() {

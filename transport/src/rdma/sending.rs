@@ -153,16 +153,9 @@ pub(super) fn pump(
             send_long(link, chan, channel, &mut op, sleeping, hands)
         };
         match step {
-            Err(Trouble::Message(error)) => {
-                if let Some((held, ..)) = op.held.take() {
-                    let rail = link.lanes[link.long_lane(channel)].rail;
-                    hands.registrations[usize::from(rail)].release(held);
-                }
-                hands.events.push(Event::Failed(op.token, error));
-                return Ok(true);
-            }
             Err(trouble) => {
-                // The send fails together with all others of this peer.
+                // The send fails together with all others of this peer: the next message would take its place, and some of its
+                // requests may be under way, which only the end of the link stops.
                 chan.sends.push_front(op);
                 return Err(trouble);
             }
@@ -318,11 +311,11 @@ fn send_request(
             return Ok(false);
         };
         let chunk = bounce.free.trailing_zeros() as u8;
-        bounce.free &= !(1 << chunk);
         let at = usize::from(chunk) * bounce.chunk_bytes;
         let bytes = room.min(bounce.chunk_bytes);
         // A free piece of the buffer is used by nobody else.
         collect(op, bounce.memory.as_ptr().wrapping_add(at), bytes)?;
+        bounce.free &= !(1 << chunk);
         settled.chunk = Some(chunk);
         settled.bytes = bytes;
         hands.counters.sent_staged_bytes += bytes as u64;

@@ -16,7 +16,8 @@ pub(super) enum Trouble {
     Failed(u32, Failure),
     /// The peer sent bytes that no peer of this version sends.
     Corrupt(&'static str),
-    /// A message could not be copied from where it is. This concerns only the message, and not the peer.
+    /// A message could not be copied from where it is. Before it is posted, this concerns only the message, and not the
+    /// peer.
     Message(Error),
 }
 
@@ -41,7 +42,7 @@ impl Trouble {
                     MemoryLock::remedy()
                 ),
             ),
-            Self::Message(error) => return error,
+            Self::Message(error) => (ErrorKind::Local, format!("rank {rank}: {}", error.detail)),
             Self::Failed(number, Failure { status: Status::Flushed, .. }) => (
                 ErrorKind::Local,
                 format!(

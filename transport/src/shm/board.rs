@@ -1,7 +1,6 @@
 //! The board: state that the ranks of a host show each other outside any message, namely the abort word and their
 //! latest operation.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -16,7 +15,7 @@ use crate::sys::unix;
 pub struct Board {
     arena: Arena,
     member: u32,
-    bell: Arc<OwnedFd>,
+    bell: Arc<unix::Socket>,
     /// Names of the members' datagram sockets.
     bell_names: Arc<[[u8; NAME_BYTES]]>,
 }

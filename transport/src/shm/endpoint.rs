@@ -45,6 +45,7 @@ use crate::endpoint::{
 use crate::error::{Error, ErrorKind};
 use crate::stage::Stage;
 use crate::sys::futex;
+use crate::sys::unix;
 
 /// Number of polls between two looks at the sockets when there is no other reason to look. A look costs about 0.4 µs
 /// and a poll at least 10 ns, so this is 1 % of a spinning owner's time, and a peer's death is seen within about 50
@@ -70,7 +71,7 @@ pub struct ShmEndpoint {
     blob: Vec<u8>,
     pub(super) newcomers: PendingConnections,
     pub(super) callers: Vec<Caller>,
-    pub(super) bell: Arc<OwnedFd>,
+    pub(super) bell: Arc<unix::Socket>,
     pub(super) epoll: OwnedFd,
     pub(super) budget: Budget,
 
@@ -128,7 +129,7 @@ impl ShmEndpoint {
         caps: Caps,
         (identity, beacon): (Address, Beacon),
         newcomers: PendingConnections,
-        bell: OwnedFd,
+        bell: unix::Socket,
         epoll: OwnedFd,
         budget: Budget,
     ) -> Self {

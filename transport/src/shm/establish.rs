@@ -322,7 +322,7 @@ impl ShmEndpoint {
         leader: &Peer,
         patience: &Patience<'_>,
         late: impl Fn() -> Error,
-    ) -> Result<OwnedFd, Error> {
+    ) -> Result<unix::Socket, Error> {
         loop {
             match unix::connect_to(&leader.address.name, leader.address.uid) {
                 Ok(stream) => return Ok(stream),
@@ -463,7 +463,7 @@ fn eager_max(ring: usize, options: &ShmOptions) -> usize {
 const _: () = assert!(INLINE_BYTES < RING_MIN_BYTES / 2);
 
 /// Makes the epoll set of the descriptors whose readability the owner may sleep on.
-fn watch(listener: &OwnedFd, bell: &OwnedFd) -> io::Result<OwnedFd> {
+fn watch(listener: &unix::Socket, bell: &unix::Socket) -> io::Result<OwnedFd> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for fd in [listener, bell] {
         epoll::add(&epoll, fd, epoll::EventData::new_u64(EPOLL_PENDING), epoll::EventFlags::IN)?;

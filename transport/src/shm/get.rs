@@ -99,7 +99,8 @@ impl Get {
 }
 
 /// Returns whether the kernel has read, once it is clear that the sender had not withdrawn the memory before. The kernel
-/// does not read memory of devices and drivers, nor secret memory, which programs may send all the same.
+/// does not read memory of devices and drivers, nor secret memory, nor that of a process without its main thread, which
+/// programs may send all the same. The end of the stream tells of a sender that has really ended.
 fn believe(read: Result<(), Unread>, ring: &RingConsumer) -> Result<bool, Trouble> {
     match read {
         _ if ring.is_withdrawn() => Err(Trouble::Gone),

@@ -8,6 +8,7 @@ use super::host::NAME_BYTES;
 use super::remote::Remote;
 use super::segment::Segment;
 use crate::error::Error;
+use crate::sys::unix;
 
 /// Marks a channel that has no lane yet.
 pub(crate) const NO_LANE: u32 = u32::MAX;
@@ -19,7 +20,7 @@ pub(crate) struct Outward {
     /// The segment's descriptor, until it is delivered.
     pub(crate) parcel: Option<OwnedFd>,
     /// Open as long as both ends live: when it ends, the peer is gone.
-    pub(crate) stream: Option<OwnedFd>,
+    pub(crate) stream: Option<unix::Socket>,
     /// Time since which this rank has had no descriptor for the stream.
     pub(crate) hungry_since: Option<Instant>,
 }
@@ -29,7 +30,7 @@ pub(crate) struct Outward {
 pub(crate) struct Inward {
     pub(crate) segment: Segment,
     /// Kept open for the same reason as in [`Outward`].
-    pub(crate) stream: OwnedFd,
+    pub(crate) stream: unix::Socket,
 }
 
 /// State of a peer.

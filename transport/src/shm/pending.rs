@@ -1,8 +1,9 @@
 //! Pending connections: those that have not yet identified themselves.
 //!
-//! Every process on the host can connect to an abstract socket. Such a connection costs one accept. Its process must
-//! belong to the same user, its greeting is read without blocking, and the number of silent connections is bounded:
-//! the newest replaces the oldest.
+//! Every process on the host can connect to an abstract socket. Such a connection costs one accept. Its greeting is
+//! read without blocking, and the number of silent connections is bounded: the newest replaces the oldest, those of other
+//! users first. The user alone says nothing, since a peer may have dropped its privileges after joining; the proof in the
+//! greeting is of the job's cookies, which other users do not have.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,17 +31,19 @@ pub(crate) const EPOLL_PENDING: u64 = u64::MAX;
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) greeting: Greeting,
-    pub(crate) stream: OwnedFd,
+    pub(crate) stream: unix::Socket,
     /// The descriptor that came with the greeting.
     pub(crate) fd: Attached,
 }
 
 #[derive(Debug)]
 struct Pending {
-    stream: OwnedFd,
+    stream: unix::Socket,
     buffer: [u8; HELLO_BYTES],
     filled: usize,
     fd: Attached,
+    /// Whether its process belongs to another user than this one did when it made the listener.
+    is_foreign: bool,
 }
 
 /// Result of reading from a pending connection.
@@ -56,7 +59,7 @@ enum Heard {
 /// The listener and its silent connections.
 #[derive(Debug)]
 pub(crate) struct PendingConnections {
-    listener: OwnedFd,
+    listener: unix::Socket,
     uid: u32,
     pending: Vec<Pending>,
     /// Time since which a connection has waited because no descriptor is free to accept it.
@@ -64,7 +67,7 @@ pub(crate) struct PendingConnections {
 }
 
 impl PendingConnections {
-    pub(crate) fn new(listener: OwnedFd, uid: u32) -> Self {
+    pub(crate) fn new(listener: unix::Socket, uid: u32) -> Self {
         Self { listener, uid, pending: Vec::new(), hungry_since: None }
     }
 
@@ -94,10 +97,8 @@ impl PendingConnections {
                 Err(_) => break,
             };
             self.hungry_since = None;
-            if credentials::peer_of(&stream).ok().map(|peer| peer.uid) != Some(self.uid) {
-                continue;
-            }
-            let mut pending = Pending { stream, buffer: [0; HELLO_BYTES], filled: 0, fd: None };
+            let is_foreign = credentials::peer_of(&stream).ok().map(|peer| peer.uid) != Some(self.uid);
+            let mut pending = Pending { stream, buffer: [0; HELLO_BYTES], filled: 0, fd: None, is_foreign };
             match pending.listen() {
                 Heard::Greeting(greeting) => {
                     callers.push(Caller { greeting, stream: pending.stream, fd: pending.fd });
@@ -129,7 +130,8 @@ impl PendingConnections {
 
     fn keep(&mut self, epoll: &OwnedFd, pending: Pending) {
         if self.pending.len() == PENDING_MAX {
-            self.pending.remove(0);
+            let foreign = self.pending.iter().position(|pending| pending.is_foreign);
+            self.pending.remove(foreign.unwrap_or(0));
         }
         let data = epoll::EventData::new_u64(EPOLL_PENDING);
         if epoll::add(epoll, pending.stream.as_fd(), data, epoll::EventFlags::IN).is_ok() {

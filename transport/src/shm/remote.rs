@@ -68,9 +68,10 @@ impl<const N: usize> Runs<N> {
 /// Reason why memory could not be read.
 #[derive(Debug)]
 pub(crate) enum Unread {
-    /// The process is gone, or its number belongs to another one by now.
+    /// The endpoint is gone: its process has dropped it, or the number belongs to another process by now.
     Gone,
-    /// The kernel refused.
+    /// The kernel refused. It also does so if it knows no such process, or none with memory, which is no proof of a
+    /// death: a process whose main thread has ended lives on in the others.
     Refused(io::Error),
 }
 
@@ -125,10 +126,7 @@ impl Remote {
         };
         if read < 0 {
             let error = io::Error::last_os_error();
-            return Err(match error.raw_os_error() {
-                Some(libc::ESRCH) => Unread::Gone,
-                _ => Unread::Refused(error),
-            });
+            return Err(Unread::Refused(error));
         }
         let read = read as usize;
         if read < COOKIE_BYTES || seen != self.cookie {
@@ -152,8 +150,8 @@ fn refusal(error: &io::Error, ptrace_scope: Option<&str>) -> String {
         (Some(libc::EPERM), Some(scope)) if scope != "0" => format!("ptrace_scope is {scope}"),
         (Some(libc::EPERM), _) => "the kernel does not permit reading its memory".to_owned(),
         (Some(libc::ENOSYS), _) => "the kernel has no process_vm_readv".to_owned(),
-        // No memory at the beacon's address: in this namespace, the number belongs to another process.
-        (Some(libc::EFAULT), _) => "its process is not visible here".to_owned(),
+        // No such process, or no memory at the beacon's address: in this namespace, the number belongs to another one.
+        (Some(libc::ESRCH | libc::EFAULT), _) => "its process is not visible here".to_owned(),
         _ => error.to_string(),
     }
 }

@@ -125,7 +125,7 @@ struct Peer {
     rank: u32,
     address: Address,
     /// The connection over which the peer has been given this rank's memory.
-    given: Option<OwnedFd>,
+    given: Option<unix::Socket>,
     /// Whether the peer cannot be given this rank's memory any more.
     is_out_of_reach: bool,
     memory: Option<SharedMemory>,

@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use super::atomic::Atomic;
 
@@ -38,16 +38,17 @@ impl Mapping {
     pub(crate) fn new(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
         // SAFETY: the kernel picks a fresh address range, so no existing object is touched.
         let base = unsafe {
-            rustix::mm::mmap(
-                ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                fd.as_fd(),
-                0,
-            )?
+            rustix::mm::mmap(ptr::null_mut(), bytes, ProtFlags::empty(), MapFlags::SHARED, fd.as_fd(), 0)?
         };
-        Self::at(base, bytes)
+        let map = Self::at(base, bytes)?;
+        // Most of a file is never used. After mlockall(MCL_FUTURE), the kernel would back all of it, but it backs no memory
+        // without access.
+        // SAFETY: the range is the new mapping, and the calls do not change its contents.
+        unsafe {
+            let _ = rustix::mm::munlock(base, bytes);
+            rustix::mm::mprotect(base, bytes, MprotectFlags::READ | MprotectFlags::WRITE)?;
+        }
+        Ok(map)
     }
 
     /// Maps zeroed memory that no other process sees.

@@ -15,3 +15,4 @@ pub(crate) mod modelled;
 pub(crate) use modelled as futex;
 pub(crate) mod process;
 pub(crate) mod unix;
+pub(crate) mod unshared;

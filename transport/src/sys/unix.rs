@@ -12,38 +12,46 @@ use rustix::net::{
 use rustix::time::Timespec;
 
 use super::credentials;
+use super::unshared::Unshared;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// Maximum number of connections that wait to be accepted: the kernel's default limit (net.core.somaxconn).
 pub(crate) const BACKLOG: i32 = 4096;
 
+/// A socket, which ends with this process even if a forked child lives on.
+pub(crate) type Socket = Unshared<OwnedFd>;
+
+fn open(kind: SocketType) -> io::Result<Socket> {
+    Ok(Unshared::new(rustix::net::socket_with(AddressFamily::UNIX, kind, FLAGS, None)?))
+}
+
 /// Makes a listener for streams.
-pub(crate) fn listen(name: &[u8]) -> io::Result<OwnedFd> {
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
+pub(crate) fn listen(name: &[u8]) -> io::Result<Socket> {
+    let fd = open(SocketType::STREAM)?;
     rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
     rustix::net::listen(&fd, BACKLOG)?;
     Ok(fd)
 }
 
 /// Makes a datagram socket with a name.
-pub(crate) fn datagram(name: &[u8]) -> io::Result<OwnedFd> {
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, FLAGS, None)?;
+pub(crate) fn datagram(name: &[u8]) -> io::Result<Socket> {
+    let fd = open(SocketType::DGRAM)?;
     rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
     Ok(fd)
 }
 
 /// Connects a stream. A UNIX socket connects at once, or fails: with `WouldBlock` if the backlog is full, with
 /// `ConnectionRefused` if nobody listens.
-pub(crate) fn connect(name: &[u8]) -> io::Result<OwnedFd> {
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
+pub(crate) fn connect(name: &[u8]) -> io::Result<Socket> {
+    let fd = open(SocketType::STREAM)?;
     rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
     Ok(fd)
 }
 
 /// Connects a stream as [`connect`] does, if its listener belongs to this user. An abstract name has no owner: once a
 /// process has ended, another user may listen there. For the caller, that is as if nobody did.
-pub(crate) fn connect_to(name: &[u8], uid: u32) -> io::Result<OwnedFd> {
+pub(crate) fn connect_to(name: &[u8], uid: u32) -> io::Result<Socket> {
     let stream = connect(name)?;
     if credentials::peer_of(&stream)?.uid != uid {
         return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "another user listens there"));
@@ -52,8 +60,8 @@ pub(crate) fn connect_to(name: &[u8], uid: u32) -> io::Result<OwnedFd> {
 }
 
 /// Accepts the next connection of a listener.
-pub(crate) fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
-    Ok(rustix::net::accept_with(listener, FLAGS)?)
+pub(crate) fn accept(listener: impl AsFd) -> io::Result<Socket> {
+    Ok(Unshared::new(rustix::net::accept_with(listener, FLAGS)?))
 }
 
 /// Returns whether something waits to be read or accepted.
@@ -143,6 +151,15 @@ mod tests {
         assert!(!is_transient(&refused), "nobody tries again");
         assert!(connect_to(&name, uid).is_ok());
         drop(listener);
-        assert_eq!(connect_to(&name, uid).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        // A child that another test has just forked may have the listener for a moment.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let refused = loop {
+            match connect_to(&name, uid) {
+                Err(refused) => break refused,
+                Ok(_) => assert!(std::time::Instant::now() < deadline, "somebody listens"),
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 }

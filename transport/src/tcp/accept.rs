@@ -16,6 +16,7 @@ use super::wire::{
 use crate::endpoint::Channel;
 use crate::proof::Key;
 use crate::sys::descriptors::{self, STARVED_FOR};
+use crate::sys::unshared::Unshared;
 
 /// Maximum number of connections whose hello is awaited. If more come, the oldest is closed: a peer
 /// sends its hello at once, so the oldest is most likely a stranger. A peer that is hit dials again.
@@ -48,7 +49,7 @@ pub struct RejectedConnections {
 
 #[derive(Debug)]
 struct Pending {
-    socket: Socket,
+    socket: Unshared<Socket>,
     from: Option<SocketAddr>,
     is_relayed: bool,
     since: Instant,
@@ -59,7 +60,7 @@ struct Pending {
 /// A connection whose hello proves that it comes from a peer.
 #[derive(Debug)]
 pub(super) struct Arrival {
-    pub(super) socket: Socket,
+    pub(super) socket: Unshared<Socket>,
     /// Time at which its hello was judged.
     pub(super) since: Instant,
     pub(super) from: Option<SocketAddr>,
@@ -73,7 +74,7 @@ pub(super) struct Arrival {
 #[derive(Debug)]
 enum Entrance {
     /// A listener of this endpoint's own.
-    Own(Socket),
+    Own(Unshared<Socket>),
     /// The port that all endpoints of the process share.
     Shared(Lodging),
 }
@@ -97,7 +98,7 @@ impl Acceptor {
     ) -> io::Result<Self> {
         let entrance = match options.port.as_ref().filter(|port| fits(port.at())) {
             Some(port) => Entrance::Shared(port.lodge(instance, &options.cookie)?),
-            None => Entrance::Own(socket::listen(options.ports.clone())?),
+            None => Entrance::Own(Unshared::new(socket::listen(options.ports.clone())?)),
         };
         let (pending, rejected) = (Vec::new(), RejectedConnections::default());
         Ok(Self { entrance, pending, rejected, starved_at: None })
@@ -133,7 +134,7 @@ impl Acceptor {
     }
 
     pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
-        self.pending.iter().map(|pending| &pending.socket)
+        self.pending.iter().map(|pending| &*pending.socket)
     }
 
     /// Returns whether no connection is pending. Valid only after a step that returned `false`.
@@ -203,7 +204,7 @@ impl Acceptor {
                     self.starved_at = None;
                     // A listener of both families reports IPv4 addresses as mapped into IPv6.
                     let from = from.as_socket().map(|a| SocketAddr::new(a.ip().to_canonical(), a.port()));
-                    self.admit(socket, (from, None), now, options, opened);
+                    self.admit(Unshared::new(socket), (from, None), now, options, opened);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.starved_at = None;
@@ -265,7 +266,7 @@ impl Acceptor {
     /// Adds a pending connection, with its hello if that has been read.
     fn admit(
         &mut self,
-        socket: Socket,
+        socket: Unshared<Socket>,
         (from, hello): (Option<SocketAddr>, Option<[u8; HELLO_BYTES]>),
         now: Instant,
         options: &TcpOptions,
@@ -289,7 +290,7 @@ impl Acceptor {
     }
 
     /// Adds a pending connection that goes through a relay, where the other end has arrived.
-    pub(super) fn take_relayed(&mut self, socket: Socket, relay: Option<SocketAddr>, now: Instant) {
+    pub(super) fn take_relayed(&mut self, socket: Unshared<Socket>, relay: Option<SocketAddr>, now: Instant) {
         let hello = [0; HELLO_BYTES];
         self.pending.push(Pending { socket, from: relay, is_relayed: true, since: now, hello, received: 0 });
     }

@@ -11,6 +11,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::endpoint::TcpEndpoint;
 use super::link::{Link, State};
 use super::socket::{self, TcpInfo};
+use crate::sys::unshared::Unshared;
 
 /// Time without an acknowledgement before a verdict. A cable that is pulled and plugged in again should not end a job.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -28,7 +29,7 @@ const HEADERS: u32 = 52;
 #[derive(Debug)]
 pub(super) struct Trial {
     peer: u32,
-    socket: Socket,
+    socket: Unshared<Socket>,
     since: Instant,
     /// Bytes that the peer had acknowledged by then.
     acknowledged_bytes: u64,
@@ -88,12 +89,12 @@ fn request_to(link: &Link, port: Option<u16>) -> Option<SocketAddr> {
 }
 
 /// Requests a connection, and does not wait for it. The peer drops it once it is closed without a hello.
-fn request(to: SocketAddr) -> Option<Socket> {
+fn request(to: SocketAddr) -> Option<Unshared<Socket>> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP)).ok()?;
     socket.set_nonblocking(true).ok()?;
     // The error says that the connection is being made. If there is another one, the connection never opens.
     let _ = socket.connect(&to.into());
-    Some(socket)
+    Some(Unshared::new(socket))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::socket;
 use crate::endpoint::Event;
 use crate::error::{Error, ErrorKind};
 use crate::sys::descriptors;
+use crate::sys::unshared::Unshared;
 
 /// Number of polls between two checks for awaited peers that are gone, which shows on their other connections.
 const GONE_TICKS: u32 = 64;
@@ -153,7 +154,7 @@ impl TcpEndpoint {
         }
     }
 
-    pub(super) fn open(&mut self, number: u32, socket: socket2::Socket, mut route: Route) {
+    pub(super) fn open(&mut self, number: u32, socket: Unshared<socket2::Socket>, mut route: Route) {
         let peer = &mut self.peers[self.links[number as usize].channel.peer as usize];
         // The relay is not on the way to the peer.
         let is_far = if route.is_relayed { congestion::is_far(&socket) } else { peer.is_far(&socket) };

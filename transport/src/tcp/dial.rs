@@ -21,6 +21,7 @@ use super::socket::{self, Stop, TcpInfo};
 use super::wire::{ANSWER_BYTES, Answer, HELLO_BYTES, Verdict};
 use crate::proof::Key;
 use crate::sys::descriptors::{self, STARVED_FOR};
+use crate::sys::unshared::Unshared;
 
 /// Number of repeated attempts for an address whose connection broke before the answer, or that had no room: the peer may
 /// have rejected this rank's hello among strangers' while its pending connections were full.
@@ -70,7 +71,7 @@ pub(super) struct Dial {
 struct Attempt {
     candidate: Candidate,
     course: Course,
-    socket: Socket,
+    socket: Unshared<Socket>,
     since: Instant,
     sent: usize,
     /// Time at which the first bytes of the hello were sent.
@@ -103,7 +104,7 @@ struct Waiting {
 /// A connection made by dialing.
 #[derive(Debug)]
 pub(super) struct Connected {
-    pub(super) socket: Socket,
+    pub(super) socket: Unshared<Socket>,
     pub(super) to: SocketAddr,
     pub(super) congestion: String,
     /// Whether it goes through a relay, whose address `to` then is.
@@ -224,11 +225,11 @@ impl Dial {
     }
 
     pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
-        self.attempts.iter().map(|attempt| &attempt.socket)
+        self.attempts.iter().map(|attempt| &*attempt.socket)
     }
 
     /// Gives up, and returns the connections over which the peer may have received the hello, or a part of it.
-    pub(super) fn into_begun(self) -> impl Iterator<Item = Socket> {
+    pub(super) fn into_begun(self) -> impl Iterator<Item = Unshared<Socket>> {
         self.attempts.into_iter().filter(|attempt| attempt.sent > 0).map(|attempt| attempt.socket)
     }
 
@@ -415,6 +416,7 @@ impl Attempt {
         options: &TcpOptions,
     ) -> std::io::Result<Self> {
         let socket = Socket::new(Domain::for_address(candidate.to), Type::STREAM, Some(Protocol::TCP))?;
+        let socket = Unshared::new(socket);
         socket::configure(&socket, options)?;
         if let Some((interface, source)) = &candidate.from {
             // Two interfaces may be in one network, and the kernel would take the first. Old kernels let only root
@@ -440,7 +442,13 @@ impl Attempt {
         Ok(Self::new(candidate, course, socket, congestion, now))
     }
 
-    fn new(candidate: Candidate, course: Course, socket: Socket, congestion: String, now: Instant) -> Self {
+    fn new(
+        candidate: Candidate,
+        course: Course,
+        socket: Unshared<Socket>,
+        congestion: String,
+        now: Instant,
+    ) -> Self {
         Self {
             candidate,
             course,

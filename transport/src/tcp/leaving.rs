@@ -8,6 +8,7 @@ use socket2::Socket;
 use super::endpoint::TcpEndpoint;
 use super::link::{SCRATCH_BYTES, State, Strands, Workspace};
 use super::socket::{self, Stop, TcpInfo};
+use crate::sys::unshared::Unshared;
 
 /// Time between two looks at the sockets of an endpoint that is dropped.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -16,7 +17,7 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// connection and drop the bytes that it has not delivered.
 #[derive(Debug)]
 pub(super) struct Leaving {
-    socket: Socket,
+    socket: Unshared<Socket>,
     /// Whether the peer must have acknowledged all bytes before the socket is closed, since it sends bytes that nobody
     /// reads, or since the order of the bytes depends on other sockets.
     is_awaited: bool,

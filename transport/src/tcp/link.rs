@@ -16,6 +16,7 @@ use super::stripes::{Bundle, Path};
 use super::window::Window;
 use super::wire::HEADER_BYTES;
 use crate::endpoint::{Channel, Event, Token};
+use crate::sys::unshared::Unshared;
 
 /// Number of bytes received at a time for a consumer. It fits into half of a common second-level cache (512 KiB to 2
 /// MiB), and is so large that the system call is cheap in comparison (64 MiB messages both ways over loopback: 64 KiB
@@ -32,7 +33,7 @@ pub(super) enum State {
     /// The peer dials; this side waits for it.
     Awaited(Box<Awaiting>),
     /// The connection is open.
-    Open(Socket),
+    Open(Unshared<Socket>),
     /// The peer is lost or given up.
     Gone,
 }

@@ -16,6 +16,7 @@ use super::endpoint::TcpEndpoint;
 use super::socket::{self, Stop, TcpInfo};
 use super::wire::{ANSWER_BYTES, Verdict};
 use crate::endpoint::Channel;
+use crate::sys::unshared::Unshared;
 
 /// Length of the padding: two segments of the longest Ethernet frames that are common.
 const PADDING_BYTES: usize = 20 << 10;
@@ -103,7 +104,7 @@ impl Padding {
 pub(super) struct Proving {
     on: Channel,
     strand: u16,
-    socket: Socket,
+    socket: Unshared<Socket>,
     from: Option<SocketAddr>,
     /// The answer, which is sent once the peer's padding is there.
     answer: [u8; ANSWER_BYTES],
@@ -220,7 +221,7 @@ mod tests {
         let mut proving = Proving {
             on: Channel { peer: 0, index: 0 },
             strand: 1,
-            socket: far,
+            socket: Unshared::new(far),
             from: None,
             answer: [7; ANSWER_BYTES],
             answered: 0,

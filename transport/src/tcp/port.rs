@@ -19,6 +19,7 @@ use super::socket;
 use super::wire::{Answer, HELLO_BYTES, Hello, NotHello, PROTOCOL, Verdict, is_proven, key_of};
 use crate::proof::Key;
 use crate::sys::descriptors;
+use crate::sys::unshared::Unshared;
 
 /// Number of bytes of a hello from which [`Port::hello_bytes`] knows the length of the hello.
 pub const HELLO_START_BYTES: usize = 10;
@@ -63,7 +64,7 @@ struct Lodgers {
 /// A connection with its hello.
 #[derive(Debug)]
 pub(super) struct Mail {
-    pub(super) socket: Socket,
+    pub(super) socket: Unshared<Socket>,
     pub(super) from: SocketAddr,
     pub(super) hello: [u8; HELLO_BYTES],
 }
@@ -128,7 +129,7 @@ impl Port {
 
     /// Hands a connection to the endpoint that its first bytes name, or answers why not and drops it. Never blocks.
     pub fn hand(&self, stream: TcpStream, from: SocketAddr, bytes: &[u8]) {
-        let socket = Socket::from(stream);
+        let socket = Unshared::new(Socket::from(stream));
         if socket.set_nonblocking(true).is_err() {
             return;
         }
@@ -440,7 +441,7 @@ mod tests {
         let mut call = || {
             let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (far, from) = listener.accept().unwrap();
-            let socket = Socket::from(far.try_clone().unwrap());
+            let socket = Unshared::new(Socket::from(far.try_clone().unwrap()));
             mailbox.put(Mail { socket, from, hello: [5; HELLO_BYTES] });
             (near, far)
         };

@@ -22,6 +22,7 @@ use super::options::TcpOptions;
 use super::park::Whose;
 use super::socket::{self, Stop};
 use crate::proof::{Key, PROOF_BYTES};
+use crate::sys::unshared::Unshared;
 
 const MAGIC: [u8; RELAY_MAGIC_BYTES] = *b"KOLOrly\n";
 const HEAD_BYTES: usize = 32;
@@ -155,7 +156,7 @@ impl Calling {
 pub(super) struct AtRelay {
     /// Number of the link.
     number: u32,
-    socket: Socket,
+    socket: Unshared<Socket>,
     calling: Calling,
 }
 
@@ -166,8 +167,8 @@ impl AtRelay {
 }
 
 /// Starts a connection to a relay.
-pub(super) fn connect(to: SocketAddr, options: &TcpOptions) -> std::io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+pub(super) fn connect(to: SocketAddr, options: &TcpOptions) -> std::io::Result<Unshared<Socket>> {
+    let socket = Unshared::new(Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?);
     socket::configure(&socket, options)?;
     match socket.connect(&SockAddr::from(to)) {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),

@@ -19,6 +19,7 @@ use super::stripes::{Bundle, Path, Strand, UNSENT_BYTES};
 use super::window::Window;
 use super::wire::Verdict;
 use crate::endpoint::Channel;
+use crate::sys::unshared::Unshared;
 
 /// Maximum number of connections of a channel. A link has a bit for each.
 const STRANDS_MAX: usize = u16::BITS as usize;
@@ -230,14 +231,20 @@ impl TcpEndpoint {
     }
 
     /// Adds a further connection that the peer has made.
-    pub(super) fn join_strand(&mut self, on: Channel, strand: u16, socket: Socket, from: Option<SocketAddr>) {
+    pub(super) fn join_strand(
+        &mut self,
+        on: Channel,
+        strand: u16,
+        socket: Unshared<Socket>,
+        from: Option<SocketAddr>,
+    ) {
         let (Ok(number), Some(from)) = (self.link(on), from) else { return };
         self.links[number as usize].joined |= 1 << strand;
         let path = self.peers[on.peer as usize].path(from);
         self.add_strand(number, socket, path);
     }
 
-    fn add_strand(&mut self, number: u32, socket: Socket, path: usize) {
+    fn add_strand(&mut self, number: u32, socket: Unshared<Socket>, path: usize) {
         // The name of its congestion control is not recorded; the route shows that of the first connection.
         // Its path may have another round trip than that of the first connection.
         let is_far = congestion::is_far(&socket);

@@ -32,6 +32,7 @@ use super::window::Window;
 use super::wire::{HEADER_BYTES, Header, Part};
 use crate::endpoint::GRAIN_BYTES;
 use crate::pieces::Cursor;
+use crate::sys::unshared::Unshared;
 
 /// Length in bytes from which messages are striped. Shorter ones take little longer than the latency of the path.
 pub(super) const STRIPED_BYTES: usize = 128 << 10;
@@ -72,7 +73,7 @@ pub(super) struct Path {
 #[derive(Debug)]
 pub(super) struct Strand {
     /// The socket; `None` for the first strand, whose socket belongs to the link.
-    pub(super) socket: Option<Socket>,
+    pub(super) socket: Option<Unshared<Socket>>,
     /// Number of the path, in the list of the peer.
     pub(super) path: usize,
     /// Bytes per second expected of it, or only its weight relative to the others.
@@ -136,7 +137,7 @@ impl Incoming {
 }
 
 impl Strand {
-    pub(super) fn new(socket: Option<Socket>, path: usize) -> Self {
+    pub(super) fn new(socket: Option<Unshared<Socket>>, path: usize) -> Self {
         let cursor = Cursor::START;
         let head = [0; 2 * HEADER_BYTES];
         // The first strand brings the headers of messages.
@@ -178,7 +179,7 @@ impl Strand {
             work.io.push_source(&out.head[out.head_sent..out.head_len]);
         }
         work.io.gather(&front.pieces, out.cursor, out.left.min(budget));
-        let moved = match socket::send(self.socket.as_ref().unwrap_or(first), &mut work.io) {
+        let moved = match socket::send(self.socket.as_deref().unwrap_or(first), &mut work.io) {
             Ok(moved) => moved,
             Err(Stop::Blocked) => return Ok((0, true)),
             Err(stop) => return Err(stop),
@@ -280,7 +281,7 @@ impl Bundle {
             strand.backlog = 0.0;
             // The strand of the header may have no part, and its cursor may lie beyond a message that is shorter than the last.
             strand.out.cursor = Cursor::START;
-            if let Some(info) = TcpInfo::of(strand.socket.as_ref().unwrap_or(first)) {
+            if let Some(info) = TcpInfo::of(strand.socket.as_deref().unwrap_or(first)) {
                 strand.backlog = info.backlog_bytes() as f64;
                 if let Some(path) = paths.get_mut(strand.path) {
                     path.note(info.delivered_per_second as f64);

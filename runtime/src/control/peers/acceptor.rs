@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use kolo_membership::Decision;
+use kolo_transport::Unshared;
 use kolo_transport::tcp::{HELLO_MAGIC_BYTES, HELLO_START_BYTES, Port, RelayCall};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -222,7 +223,7 @@ pub(super) struct Acceptor {
 }
 
 /// Serves the port. Strangers cannot keep members out: see [`PendingConnections`].
-pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, acceptor: Acceptor) {
+pub(super) async fn serve(listener: Unshared<TcpListener>, most_handshakes: usize, acceptor: Acceptor) {
     let mut tasks = JoinSet::new();
     let mut pending = PendingConnections::new(most_handshakes);
     loop {
@@ -237,7 +238,7 @@ pub(super) async fn serve(listener: TcpListener, most_handshakes: usize, accepto
                     let progress = ProgressCell::default();
                     let (standing, acceptor) = (progress.clone(), acceptor.clone());
                     let task = tasks.spawn(async move {
-                        let caller = Accepted { stream, origin, start: None };
+                        let caller = Accepted { stream: Unshared::new(stream), origin, start: None };
                         let greeting = acceptor.greet(caller, &progress, evicted);
                         match tokio::time::timeout(HANDSHAKE_TIMEOUT, greeting).await {
                             Ok(Some(Greeted::Proven(stream))) => receive(stream, acceptor.services, OnSilence::Fail).await,
@@ -292,7 +293,9 @@ impl Acceptor {
             }
         };
         match wanted {
-            Wanted::Endpoint(hello) => self.endpoints.hand(stream.into_std().ok()?, origin, &hello),
+            Wanted::Endpoint(hello) => {
+                self.endpoints.hand(stream.into_inner().into_std().ok()?, origin, &hello)
+            }
             Wanted::Relay(call) => drop(tokio::spawn(self.relay.clone().serve(call, stream))),
             Wanted::Coordinator(start, joins) => {
                 let _ = joins.try_send(Accepted { stream, origin, start: Some(start) });
@@ -446,7 +449,7 @@ mod tests {
             counters: Arc::default(),
             shortage: Arc::default(),
         };
-        let served = tokio::spawn(serve(listener, 1, acceptor));
+        let served = tokio::spawn(serve(Unshared::new(listener), 1, acceptor));
         let mut first = TcpStream::connect(at).await.unwrap();
         let _second = TcpStream::connect(at).await.unwrap();
         let mut heard = Vec::new();

@@ -141,7 +141,8 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let at = listener.local_addr().unwrap();
         let (near, far) = tokio::join!(TcpStream::connect(at), listener.accept());
-        let [near, far] = [near.unwrap(), far.unwrap().0].map(|end| stream::boxed(end, None));
+        let [near, far] = [near.unwrap(), far.unwrap().0]
+            .map(|end| stream::boxed(kolo_transport::Unshared::new(end), None));
         let [own, center] = near.ends().unwrap();
         let local = Ipv4Addr::LOCALHOST.into();
         assert_eq!(Seen::on(&far, Some([own, center])), Some(Seen { rank: local, coordinator: local }));

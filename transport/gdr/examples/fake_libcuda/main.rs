@@ -56,6 +56,8 @@ struct State {
     failed_streams: Vec<usize>,
     flushes: i64,
     exports: i64,
+    /// Calls that ask for an export.
+    asked_exports: i64,
     questions: i64,
 }
 
@@ -240,7 +242,8 @@ extern "C" fn fake_set(what: u32, value: i64) {
     }
 }
 
-/// Returns a count. 0: flushes; 1: exported ranges; 2: pinned bytes; 3: questions about the owner of an address.
+/// Returns a count. 0: flushes; 1: exported ranges; 2: pinned bytes; 3: questions about the owner of an address;
+/// 4: exports that were asked for.
 #[unsafe(no_mangle)]
 extern "C" fn fake_get(what: u32) -> i64 {
     let state = state();
@@ -249,6 +252,7 @@ extern "C" fn fake_get(what: u32) -> i64 {
         1 => state.exports,
         2 => state.pinned.values().sum::<usize>() as i64,
         3 => state.questions,
+        4 => state.asked_exports,
         _ => -1,
     }
 }

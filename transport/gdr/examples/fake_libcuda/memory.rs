@@ -233,6 +233,7 @@ unsafe extern "C" fn cuMemGetHandleForAddressRange(
         return INVALID_VALUE;
     }
     let mut state = state();
+    state.asked_exports += 1;
     let Some(a) = state.find(start).filter(|a| start + bytes <= a.start + a.bytes) else {
         return INVALID_VALUE;
     };

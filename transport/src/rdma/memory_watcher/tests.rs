@@ -237,6 +237,24 @@ fn a_part_of_a_huge_page_is_watched() {
     watcher.remove(watched);
 }
 
+/// A hole that is made in the file, or a shorter file, gives no event.
+#[test]
+fn shared_memory_is_not_watched() {
+    let Some(watcher) = or_skip(MemoryWatcher::start()) else { return };
+    let len = 64 * rustix::param::page_size();
+    let file = rustix::fs::memfd_create("kolo-test", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
+    rustix::fs::ftruncate(&file, len as u64).expect("a length");
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    for flags in [MapFlags::SHARED, MapFlags::PRIVATE] {
+        // SAFETY: the call maps new memory, of which nobody else knows.
+        let memory =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, access, flags, &file, 0).expect("mmap") };
+        assert_eq!(watcher.add(memory.addr(), memory.addr() + len), None, "{flags:?}");
+        // SAFETY: the memory was mapped above, and is not used.
+        unsafe { munmap(memory, len).expect("munmap") };
+    }
+}
+
 #[test]
 fn parts_that_others_cover_are_left_out() {
     assert_eq!(uncovered((10, 20), &[]), [(10, 20)]);

@@ -100,3 +100,37 @@ fn a_peer_whose_socket_is_not_here_is_on_another_host() {
     let Reach::No { because } = reach else { panic!("{reach:?}") };
     assert!(because.contains("different host"), "{because}");
 }
+
+/// A real-time program locks its memory, and has the kernel back what it maps from then on.
+#[test]
+fn memory_stays_sparse_where_all_is_locked() {
+    const UNLOCKED: i32 = 2;
+    // SAFETY: the C library permits allocation and threads in a child, which ends below, or by its alarm.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "cannot fork");
+    if child == 0 {
+        // SAFETY: the calls take no pointers.
+        unsafe {
+            libc::alarm(100);
+            if libc::mlockall(libc::MCL_FUTURE) != 0 {
+                libc::_exit(UNLOCKED);
+            }
+        }
+        let shared_kib = std::panic::catch_unwind(|| {
+            let _ends = pair();
+            let status = std::fs::read_to_string("/proc/self/status").expect("a status");
+            let line = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).expect("a line");
+            line.trim_end_matches("kB").trim().parse::<u64>().expect("a number")
+        });
+        let is_sparse = shared_kib.is_ok_and(|kib| kib < 50 << 10);
+        // SAFETY: this ends the process.
+        unsafe { libc::_exit(i32::from(!is_sparse)) }
+    }
+    let mut status = 0;
+    // SAFETY: this waits for the child that was just made.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    match libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)) {
+        Some(UNLOCKED) => println!("skipped: this process may not lock memory"),
+        outcome => assert_eq!(outcome, Some(0), "shared memory is not sparse"),
+    }
+}

@@ -229,6 +229,36 @@ fn a_good_bye_without_any_token_is_no_loss() {
     pump(&mut [&mut a], &mut events[..1], |e| downs(&e[0]) == [1]);
 }
 
+/// A daemon joins as root, and then gives its rights up.
+#[test]
+fn a_rank_that_drops_its_privileges_stays_a_peer() {
+    const NOBODY: libc::uid_t = 65534;
+    let (mut a, mut b) = pair();
+    let (sent, received) = (pattern(1, 300_000), vec![0_u8; 300_000]);
+    let to = piece(&received);
+    let mut events = [Vec::new(), Vec::new()];
+    let _ = receive(&mut b, channel(0, 0), 7, &to, 2).expect("post");
+    let sending = std::thread::scope(|scope| {
+        let as_nobody = scope.spawn(|| {
+            // SAFETY: the call takes no pointer. Unlike that of the C library, it changes the calling thread only.
+            let changed = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) } == 0;
+            // The link is made on first use. The message may outlive this thread.
+            let from = Box::leak(Box::new(piece(&sent)));
+            changed.then(|| send(&mut a, channel(1, 0), 7, from, 1).map(|_| ()))
+        });
+        as_nobody.join().expect("no panic")
+    });
+    // SAFETY: the call takes no pointer. The change of user has made this process's memory unreadable for others.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
+    let Some(sending) = sending else {
+        println!("skipped: this process cannot change its user");
+        return;
+    };
+    sending.expect("post");
+    pump(&mut [&mut a, &mut b], &mut events, |e| !e[1].is_empty());
+    assert!(is_done(&events[1], 2) && received == sent, "{:?}", events[1]);
+}
+
 /// The peer has ended, and another user listens at its name.
 #[test]
 fn another_user_gets_no_memory() {

@@ -1,6 +1,9 @@
 //! Long messages that the receiver reads from their sender's memory.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
 
 use super::*;
 use crate::endpoint::Consumer;
@@ -330,6 +333,87 @@ fn a_refusal_by_the_kernel_is_reported_and_messages_take_the_ring() {
         assert_eq!(how, "same host, memfd, two copies: its process is not visible here");
     }
     a_long_message_arrives(&mut a, &mut b);
+}
+
+/// The kernel then finds no memory under the process's number.
+#[test]
+fn a_process_whose_main_thread_has_ended_still_sends() {
+    const LEN: usize = 4 << 20;
+    let (near, far) = UnixStream::pair().expect("a pair");
+    // SAFETY: the C library permits allocation and threads in a child. The child ends in `without_main_thread`.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "cannot fork");
+    if child == 0 {
+        drop(near);
+        without_main_thread(move |leave| {
+            let mut end = established_over(far.try_clone().expect("a descriptor"), 1);
+            let mut events = [Vec::new()];
+            // The peer allows it in answer to a first message, which takes the ring.
+            let _ = send(&mut end, channel(0, 0), 6, &[], 0).expect("post");
+            until("the peer reads", || {
+                end.poll(&mut events[0]);
+                end.is_read_on(channel(0, 0))
+            });
+            leave.send(()).expect("the main thread waits");
+            let (source, answer) = (pattern(1, LEN), [0_u8; 1]);
+            until("the main thread's end", || {
+                let status = std::fs::read_to_string(format!("/proc/self/task/{}/stat", std::process::id()));
+                status.is_ok_and(|status| status.contains(") Z "))
+            });
+            let (from, to) = (piece(&source), piece(&answer));
+            let _ = send(&mut end, channel(0, 0), 7, &from, 1).expect("post");
+            assert!(end.send_lanes[end.peers[0].send_lanes[0] as usize].has_requested());
+            let posted = receive(&mut end, channel(0, 0), 8, &to, 2).expect("post");
+            pump(&mut [&mut end], &mut events, |e| posted == Posted::Done || is_done(&e[0], 2));
+        });
+    }
+    drop(far);
+    let mut end = established_over(near, 0);
+    let (target, answer) = (vec![0_u8; LEN], [1_u8]);
+    let (to, from, mut events) = (piece(&target), piece(&answer), [Vec::new()]);
+    let _ = receive(&mut end, channel(1, 0), 6, &[], 0).expect("post");
+    let _ = receive(&mut end, channel(1, 0), 7, &to, 1).expect("post");
+    let has_ended = |events: &[Event]| is_done(events, 1) || failure(events, 1).is_some();
+    pump(&mut [&mut end], &mut events, |e| has_ended(&e[0]));
+    assert!(is_done(&events[0], 1) && downs(&events[0]).is_empty(), "{:?}", events[0]);
+    assert!(target == pattern(1, LEN));
+    let posted = send(&mut end, channel(1, 0), 8, &from, 2).expect("post");
+    pump(&mut [&mut end], &mut events, |e| posted == Posted::Done || is_done(&e[0], 2));
+    let mut status = 0;
+    // SAFETY: this waits for the child that was made above.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child");
+}
+
+/// Ends this thread, the main one, once the work says so, and the process with the work's outcome.
+fn without_main_thread(work: impl FnOnce(Sender<()>) + Send + 'static) -> ! {
+    let (leave, told) = std::sync::mpsc::channel();
+    let worker = std::thread::spawn(|| {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(leave)));
+        // SAFETY: this ends the process.
+        unsafe { libc::_exit(i32::from(outcome.is_err())) }
+    });
+    std::mem::forget(worker);
+    told.recv().expect("the other thread lives");
+    // SAFETY: the call ends this thread only, on whose stack nothing is used any more. The alarm ends a child that hangs.
+    unsafe {
+        libc::alarm(70);
+        libc::syscall(libc::SYS_exit, 0);
+    }
+    unreachable!("the thread has ended")
+}
+
+/// Makes one end of a pair whose other end is in another process.
+fn established_over(mut line: UnixStream, rank: u32) -> ShmEndpoint {
+    let mut end = ShmEndpoint::new(rank, 2, options(SingleCopy::From(1))).expect("endpoint");
+    let own = end.address().to_vec();
+    line.write_all(&own).expect("sent");
+    let mut address = vec![0; own.len()];
+    line.read_exact(&mut address).expect("the other end's");
+    let reach = end.introduce(1 - rank, &address).expect("introduced");
+    assert!(matches!(reach, Reach::Yes { .. }), "{reach:?}");
+    end.establish(&|| false, deadline()).expect("established");
+    end
 }
 
 #[test]

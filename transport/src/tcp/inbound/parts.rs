@@ -44,7 +44,7 @@ impl Inbound {
     ) -> (usize, Halt) {
         let (mut total, mut is_dry) = (0, true);
         for (at, strand) in bundle.strands.iter_mut().enumerate() {
-            let socket = strand.socket.as_ref().unwrap_or(first);
+            let socket = strand.socket.as_deref().unwrap_or(first);
             let mut moved = 0;
             // A reset behind the last byte is left for the next message.
             while !strand.inward.has_ended && !self.is_whole() {

@@ -12,11 +12,11 @@ use super::*;
 use crate::endpoint::{Channel, Consumer, Event, Piece, Token};
 use crate::pieces::{Eater, Pieces};
 
-fn pair() -> [Socket; 2] {
+fn pair() -> [Unshared<Socket>; 2] {
     let (near, far) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
     [near, far].map(|socket| {
         socket.set_nonblocking(true).unwrap();
-        socket
+        Unshared::new(socket)
     })
 }
 
@@ -204,7 +204,7 @@ fn after_a_reset(ends_early: bool) -> (Vec<Event>, Halt) {
     const LEN: usize = 1 << 20;
     let [mut near, mut far] = links(2);
     // Bytes that nobody reads, such as an answer to a hello, make the end of a connection a reset.
-    let mut strand = far.bundle.as_ref().unwrap().strands[1].socket.as_ref().unwrap();
+    let mut strand = far.bundle.as_ref().unwrap().strands[1].socket.as_deref().unwrap();
     strand.write_all(b"welcome").unwrap();
     near.bundle.as_mut().unwrap().strands.truncate(1);
     let (source, mut target) = (payload(0, LEN), vec![0; LEN]);
@@ -251,7 +251,7 @@ fn after_a_part(len: usize, reset: usize) -> (Vec<Event>, Halt) {
     let header = Header { tag: 5, len: LEN as u64, sequence: 0, striped: true };
     let State::Open(first) = &mut near.state else { panic!() };
     first.write_all(&header.encode()).unwrap();
-    let mut second = near.bundle.as_ref().unwrap().strands[1].socket.as_ref().unwrap();
+    let mut second = near.bundle.as_ref().unwrap().strands[1].socket.as_deref().unwrap();
     second.write_all(&Part { offset: 0, len: len as u64, sequence: 0 }.encode()).unwrap();
     second.write_all(&vec![1; len]).unwrap();
     let (mut work, mut events) = (Workspace::new(), Vec::new());
@@ -262,7 +262,7 @@ fn after_a_part(len: usize, reset: usize) -> (Vec<Event>, Halt) {
     }
     // Bytes that nobody reads make the end of a connection a reset.
     let State::Open(first) = &far.state else { panic!() };
-    let mut strand = far.bundle.as_ref().unwrap().strands[reset].socket.as_ref().unwrap_or(first);
+    let mut strand = far.bundle.as_ref().unwrap().strands[reset].socket.as_deref().unwrap_or(first);
     strand.write_all(b"unread").unwrap();
     if reset == 0 {
         near.state = State::Gone;

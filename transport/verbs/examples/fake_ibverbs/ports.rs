@@ -28,10 +28,16 @@ pub unsafe extern "C" fn ibv_query_device(_: *mut ibv_context, out: *mut ibv_dev
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_port(_: *mut ibv_context, port: u8, out: *mut ibv_port_attr) -> c_int {
+pub unsafe extern "C" fn ibv_query_port(
+    context: *mut ibv_context,
+    port: u8,
+    out: *mut ibv_port_attr,
+) -> c_int {
     if port != 1 {
         return libc::EINVAL;
     }
+    // SAFETY: the context is live, and its device is never freed.
+    let is_first = unsafe { (*(*context).device).name == name_of("fake0") };
     let world = world();
     let mut attributes = ibv_port_attr::zeroed();
     attributes.state = world.knobs.of(Knob::PortState, IBV_PORT_ACTIVE.into()) as u32;
@@ -40,7 +46,7 @@ pub unsafe extern "C" fn ibv_query_port(_: *mut ibv_context, port: u8, out: *mut
     attributes.gid_tbl_len = 8;
     attributes.max_msg_sz = 1 << 30;
     attributes.active_width = 2;
-    attributes.active_speed = 32;
+    attributes.active_speed = if is_first { world.knobs.of(Knob::FirstSpeed, 32) as u8 } else { 32 };
     attributes.link_layer = IBV_LINK_LAYER_ETHERNET as u8;
     // SAFETY: the structure is the caller's.
     unsafe { *out = attributes };

@@ -28,6 +28,8 @@ pub enum Knob {
     Lockable = 15,
     /// Error of registrations for writing, as of read-only memory.
     WritableErrno = 16,
+    /// The speed of the first device's port, in the encoding of `active_speed`.
+    FirstSpeed = 17,
 }
 
 /// Counts that the stand-in keeps.
