@@ -183,7 +183,7 @@ impl TcpInfo {
 
     /// Returns whether the kernel has sent the same bytes, or the connection request, again and again without an
     /// acknowledgement. It retransmits for the first time after some 200 ms (for a request, after 1 s; on a connection
-    /// that was [hastened](hasten), after some 12 ms), then after twice as long, and so on.
+    /// that was hastened, after some 12 ms), then after twice as long, and so on.
     #[must_use]
     pub const fn resends_in_vain(&self) -> bool {
         const RESENDS: u8 = 2; // the first may be due to a lost packet
