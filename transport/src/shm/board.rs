@@ -38,9 +38,11 @@ impl ShmEndpoint {
 impl Board {
     /// Makes a board without sockets: in a model, no thread sleeps on a descriptor.
     pub(super) fn modelled(arena: Arena, member: u32) -> Self {
+        use crate::sys::unshared::Unshared;
+
         let bell = crate::sys::memfd::create_sealed("kolo-model", 1).expect("a descriptor");
         let bell_names = vec![[0; NAME_BYTES]; arena.members() as usize].into();
-        Self { arena, member, bell: Arc::new(bell), bell_names }
+        Self { arena, member, bell: Arc::new(Unshared::new(bell)), bell_names }
     }
 }
 
