@@ -135,11 +135,18 @@ fn select(ports: &[Facts], named: bool) -> (Vec<usize>, Vec<(usize, String)>) {
 fn node_distances() -> Vec<u32> {
     let of =
         |node: u32| std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/distance")).ok();
-    let cpu = rustix::thread::sched_getcpu();
+    let Some(cpu) = processor() else { return Vec::new() };
     let is_here =
         |node: &u32| std::path::Path::new(&format!("/sys/devices/system/cpu/cpu{cpu}/node{node}")).exists();
     let text = (0..NODES_MAX).find(is_here).and_then(of).unwrap_or_default();
     text.split_whitespace().filter_map(|number| number.parse().ok()).collect()
+}
+
+/// Returns the processor that this thread runs on. Not by getcpu of the vDSO, which user-mode Linux does not have.
+fn processor() -> Option<u32> {
+    const FIELDS_AFTER_NAME: usize = 36;
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").ok()?;
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(FIELDS_AFTER_NAME)?.parse().ok()
 }
 
 /// Number of NUMA nodes among which this thread's is looked for.
