@@ -117,10 +117,8 @@ fn nothing_found(environment: Environment<'_>) -> Error {
 /// # Errors
 /// [`Error::Configuration`] if the variables contradict one another or are incomplete.
 pub fn rank_from_env(environment: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launched>> {
-    for (rank, size, local) in PAIRS {
-        if let Some(place) = numbered(environment, rank, size, local)? {
-            return Ok(Some(Launched::by(rank, place)));
-        }
+    if let Some((variable, place)) = paired(environment)? {
+        return Ok(Some(Launched::by(variable, place)));
     }
     if let Some(launched) = launcher::launched(environment)? {
         return Ok(Some(launched));
@@ -149,12 +147,20 @@ fn rendezvous(environment: Environment<'_>) -> Option<String> {
 
 /// Finds rank and world size from any source, for a URL that lacks them.
 pub(crate) fn place(environment: Environment<'_>) -> Result<Option<Place>> {
+    match paired(environment)? {
+        Some((_, place)) => Ok(Some(place)),
+        None => launcher::place(environment),
+    }
+}
+
+/// Finds rank and world size in variables that no MPI launcher sets. Also returns the variable that has the rank.
+fn paired(environment: Environment<'_>) -> Result<Option<(&'static str, Place)>> {
     for (rank, size, local) in PAIRS {
         if let Some(place) = numbered(environment, rank, size, local)? {
-            return Ok(Some(place));
+            return Ok(Some((rank, place)));
         }
     }
-    launcher::place(environment)
+    Ok(None)
 }
 
 fn kolo(environment: Environment<'_>) -> Result<Option<JoinSpec>> {

@@ -2,13 +2,13 @@
 
 use std::ffi::OsStr;
 
-use kolo::internal::join::{Launched, rank_from_env};
+use kolo::internal::join::{Launched, process_environment, rank_from_env};
 
 use crate::error::{CliError, Result};
 
 /// Returns this process's place in the job of a launcher, if it has one.
 pub(crate) fn launched() -> Result<Option<Launched>> {
-    Ok(rank_from_env(&|name| std::env::var(name).ok())?)
+    Ok(rank_from_env(&process_environment)?)
 }
 
 /// Returns whether a variable gives a process its place in a job, so that a job inside a job must not inherit it.

@@ -66,7 +66,7 @@ impl ShmEndpoint {
     ///
     /// # Errors
     /// [`ErrorKind::Usage`] if the options are invalid, [`ErrorKind::System`] if this machine does not permit shared
-    /// memory between processes; see [`probe`](super::probe) for the latter.
+    /// memory between processes: /proc, memory files of the length needed, their seals and mappings, or UNIX sockets.
     pub fn new(rank: u32, world_size: u32, options: ShmOptions) -> Result<Self, Error> {
         let usage = |detail: String| Error::new(ErrorKind::Usage, NAME, None, detail);
         if rank >= world_size {

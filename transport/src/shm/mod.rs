@@ -94,7 +94,6 @@ pub use copier::{Copier, Stores};
 pub use copy::copy_streaming;
 pub use endpoint::ShmEndpoint;
 pub use exchange::{Exchange, Payload, Slot};
-pub use host::probe;
 pub(crate) use options::channels_max;
 pub use options::{ShmOptions, SingleCopy};
 pub use rounds::EXCHANGE_INLINE;
