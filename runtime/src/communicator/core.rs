@@ -200,8 +200,8 @@ impl Core {
         if self.engine.is_elsewhere(id) { self.exchange_waits_for() } else { self.engine.waiting_for(id) }
     }
 
-    /// Returns the ranks that the operations wait for which tasks await or the program polls. A receive from any source
-    /// does not count: it may do without any one rank.
+    /// Returns the ranks for which open operations wait: those that tasks await or the program polls. A receive from any
+    /// source does not count, since it does not need any one rank.
     pub(crate) fn awaited_wait_for(&self) -> Vec<u32> {
         let needs_all = |id: &Id| !self.engine.is_done(*id) && !self.engine.is_from_any(*id);
         let open = self.awaited.operations().filter(needs_all);

@@ -149,9 +149,9 @@ impl World {
         self.communicators.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes that a communicator was dropped. The last one says goodbye even if handles of operations remain, since the
-    /// end of the process must not overtake the coordinator's messages. After an abrupt
-    /// departure it does not wait.
+    /// Notes that a communicator was dropped. The last one says goodbye, even if handles of operations remain: otherwise
+    /// the coordinator would report this rank as lost when the process ends. After an abrupt departure, rank 0 does not
+    /// wait for the others' goodbyes.
     pub(crate) fn left(&self, departure: Departure) {
         if self.communicators.fetch_sub(1, Ordering::AcqRel) == 1 {
             // A rank that leaves because of a panic is lost, and tells the others so.

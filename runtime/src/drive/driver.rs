@@ -27,8 +27,8 @@ const SHORT_BYTES: usize = 64 << 10;
 /// Pause between two polls of copies that send no notification: about the duration of a segment's copy.
 const COPY_NAP: Duration = Duration::from_micros(50);
 
-/// Time after which everything has arrived from a peer that shares memory and has finished a call. It reports a message
-/// done only once this rank can read it, so this covers no more than a busy host.
+/// Grace for the last data of a peer that shares memory and has finished the call. The data can be read before the peer
+/// finishes, so the grace covers only a busy host.
 const COUNTS_GRACE: Duration = Duration::from_secs(3);
 
 /// A goal to which a thread drives the engine.
@@ -420,9 +420,9 @@ fn keep_affinity(affinity: &mut SoftAffinity, has_returned: &mut bool, next: Nex
 /// Sleeps until an endpoint has something, until the exchange has something for the call with this turn, until another
 /// thread has ended the operation, or briefly.
 ///
-/// Several threads may sleep at once. The first to wake leaves the others' announcement to the peers in place. An event
-/// ends that announcement and wakes all threads, so each announces its own sleep anew: links that are still armed would
-/// announce nothing.
+/// Several threads may sleep at once. The first to wake leaves the links armed for the others. An event disarms the links
+/// and wakes all threads. A thread that is about to sleep therefore disarms and arms again, since arming armed links has no
+/// effect.
 fn sleep<'a>(
     shared: &'a Shared,
     mut core: CoreGuard<'a>,
@@ -474,9 +474,9 @@ fn sleep<'a>(
     core.sleepers.add(operation, by);
     release_armed(core);
     shared.policy.before_sleep();
-    // SAFETY: the words lie in mappings that the endpoints hold. The endpoints live in the core of `shared` until
-    // `close::release_links`, which waits until no thread drives; the helper has ended before it, unless the helper itself
-    // closes. It does so only where it drops owners: not since it has armed, as `owner_tests` checks.
+    // SAFETY: the words lie in mappings that the endpoints hold, and the endpoints live in the core of `shared` until
+    // `close::release_links`, which waits until no other thread drives. This thread itself closes only where it drops
+    // owners, and it has dropped none since it armed (test: `owner_tests`).
     let words: Vec<_> = words.iter().map(|(word, value)| (unsafe { &**word }, *value)).collect();
     // SAFETY: as above: the endpoints own the descriptors.
     let fds: Vec<_> = fds.iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) }).collect();

@@ -55,8 +55,8 @@ fn spawn(shared: &Arc<Shared>) -> std::io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name).spawn(move || help_to_the_end(&own))
 }
 
-/// Returns whether an awaited operation, if there is no helper thread to find that out, will end soon in a thread that
-/// waits for it: it is over, or its time, or something has happened that ends it.
+/// Returns whether the task that awaits an operation should wait in its own thread: there is no helper thread, and the
+/// operation is over, its time has run out, or something has happened that ends it.
 pub(crate) fn ends_unhelped(shared: &Shared, id: Id) -> bool {
     if !shared.attendance.is_refused() {
         return false;
