@@ -5,7 +5,7 @@ use super::host::{Host, NAME_BYTES};
 /// First bytes of every blob.
 const MAGIC: [u8; 4] = *b"KSHM";
 /// Version of the layout of the blob, the greetings and the shared memory, which change together.
-pub(crate) const VERSION: u32 = 11;
+pub(crate) const VERSION: u32 = 12;
 /// Magic, version, boot, namespace, uid, pid, process, name, cookie, beacon, and whether it is registered.
 const BYTES: usize = 4 + 4 + 16 + 8 + 4 + 4 + 8 + NAME_BYTES + 16 + 8 + 1;
 

@@ -36,6 +36,7 @@ use super::peer::{Fate, NO_LANE, Peer};
 use super::pending::{Caller, PendingConnections};
 use super::recv_lane::RecvLane;
 use super::remote::{Beacon, FAR_RUNS};
+use super::shuttles::Shuttles;
 use super::stage::Area;
 use super::tried::Route;
 use crate::arm::{Armed, ParkBy};
@@ -223,10 +224,22 @@ impl ShmEndpoint {
         }
         self.reach_out(peer)?;
         let id = u32::try_from(self.send_lanes.len()).expect("fewer than channels");
-        self.send_lanes.push(SendLane::new(peer, self.stores));
+        let lane = SendLane::new(peer, self.stores, self.shuttles(peer, channel));
+        self.send_lanes.push(lane);
         self.peers[peer].send_lanes[usize::from(channel)] = id;
         self.open_lane(peer, channel);
         Ok(id)
+    }
+
+    /// Returns the shuttles of a channel to a peer, which both its lanes use.
+    pub(super) fn shuttles(&self, peer: usize, channel: u16) -> Arc<Shuttles> {
+        let Peer { send_lanes, recv_lanes, .. } = &self.peers[peer];
+        let at = usize::from(channel);
+        match (send_lanes[at], recv_lanes[at]) {
+            (NO_LANE, NO_LANE) => Arc::default(),
+            (NO_LANE, lane) => self.recv_lanes[lane as usize].shuttles.clone(),
+            (lane, _) => self.send_lanes[lane as usize].shuttles.clone(),
+        }
     }
 
     /// Returns the route of a message that is long enough for rendezvous.
@@ -269,9 +282,11 @@ impl ShmEndpoint {
             Err(error) if error.kind == ErrorKind::PeerLost => self.look_soon = true,
             other => other?,
         }
-        let mut lane = RecvLane::new(peer, channel, self.peers[peer].remote);
+        let shuttles = self.shuttles(peer, channel);
+        let mut lane = RecvLane::new(peer, channel, self.peers[peer].remote, shuttles);
         if let Some(inward) = &self.peers[peer].inward {
-            lane.ring = (channel < inward.segment.channels()).then(|| inward.segment.consumer(channel));
+            lane.ring = (channel < inward.segment.channels())
+                .then(|| inward.segment.consumer(channel, lane.shuttles.clone()));
         }
         let id = u32::try_from(self.recv_lanes.len()).expect("fewer than channels");
         self.recv_lanes.push(lane);

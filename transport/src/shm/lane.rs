@@ -4,11 +4,13 @@
 //! knows nothing of peers, doorbells or connections.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::copier::{Copier, Stores};
 use super::cursor::Cursor;
 use super::producer::Producer;
 use super::ring::Corrupt;
+use super::shuttles::Shuttles;
 use super::tried::{Route, Trial, Tried};
 use crate::endpoint::{Packer, Token};
 
@@ -52,6 +54,8 @@ pub(crate) struct SendLane {
     pub(crate) is_listed: bool,
     /// Set once the peer has the segment.
     pub(crate) ring: Option<Producer>,
+    /// Shared with the lane in the other direction.
+    pub(crate) shuttles: Arc<Shuttles>,
     queue: VecDeque<Outgoing>,
     copier: Copier,
     /// Memory in the first-level cache, through which packed messages go.
@@ -73,12 +77,13 @@ pub(crate) enum Handed {
 }
 
 impl SendLane {
-    pub(crate) fn new(peer: usize, stores: Stores) -> Self {
+    pub(crate) fn new(peer: usize, stores: Stores, shuttles: Arc<Shuttles>) -> Self {
         let copier = Copier::new(stores);
         Self {
             peer,
             is_listed: false,
             ring: None,
+            shuttles,
             queue: VecDeque::new(),
             copier,
             packed: Box::default(),
@@ -362,7 +367,7 @@ unsafe fn put_piece(
     message: &mut Outgoing,
     (copier, packed): &mut Tools<'_>,
 ) -> Result<Option<usize>, Corrupt> {
-    let Some(space) = ring.reserve(message.total - message.sent)? else { return Ok(None) };
+    let Some(space) = ring.reserve(message.total - message.sent, message.total)? else { return Ok(None) };
     // SAFETY: `space.len` is at most what is left of the message, and `space` is writable for as much.
     unsafe {
         match &mut message.origin {

@@ -125,8 +125,9 @@ impl ShmEndpoint {
             && id != NO_LANE
         {
             let ring_bytes = self.budget.take();
-            let ring = segment.producer(channel, ring_bytes, self.options.piece_bytes);
-            self.send_lanes[id as usize].ring = Some(ring);
+            let lane = &mut self.send_lanes[id as usize];
+            let ring = segment.producer(channel, ring_bytes, self.options.piece_bytes, lane.shuttles.clone());
+            lane.ring = Some(ring);
         }
     }
 
@@ -195,7 +196,7 @@ impl ShmEndpoint {
                 continue;
             }
             let lane = &mut self.recv_lanes[id as usize];
-            lane.ring = Some(segment.consumer(channel));
+            lane.ring = Some(segment.consumer(channel, lane.shuttles.clone()));
             if lane.has_work() && !lane.is_listed {
                 lane.is_listed = true;
                 self.busy_recvs.push(id);
@@ -462,7 +463,7 @@ impl ShmEndpoint {
             }
             let id = target.recv_lanes[usize::from(channel)];
             let there = if id == NO_LANE {
-                inward.segment.consumer(channel).peek()
+                inward.segment.consumer(channel, self.shuttles(peer, channel)).peek()
             } else {
                 self.recv_lanes[id as usize].ring.as_mut().map_or(Ok(None), |ring| ring.peek())
             };

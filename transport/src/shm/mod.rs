@@ -10,6 +10,7 @@
 //! | `lane`, `recv_lane`, `cursor` | messages that wait on a channel |
 //! | `copier`, `copy` | copies into memory that others read, and copies past the caches |
 //! | `segment`, `ring`, `producer` | one sender's memory for one receiver, and the ring of each channel in it |
+//! | `shuttles` | memory that passes between both ends, so that an answer lies where the message lay |
 //! | `rendezvous`, `pages`, `remote`, `get` | long messages, read straight from their sender's memory |
 //! | `exposed` | the same, where the owner itself tells its peer where a message lies |
 //! | `tried` | which messages are read that way, where length and pages do not tell |
@@ -78,6 +79,7 @@ mod ring;
 mod rounds;
 mod segment;
 mod sharing;
+mod shuttles;
 mod stage;
 #[cfg(test)]
 mod tests;

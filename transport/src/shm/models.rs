@@ -19,6 +19,7 @@ use super::producer::Producer;
 use super::rendezvous::Rts;
 use super::ring::{CELLS, Consumer, INLINE_BYTES};
 use super::rounds::{EXCHANGE_INLINE, Rounds};
+use super::shuttles::{SHUTTLES_BYTES, Shuttles};
 use crate::arm::ParkBy;
 use crate::stage::Needs;
 use crate::sys::atomic::{Atomic, AtomicU64};
@@ -39,6 +40,12 @@ fn name_words(words: impl IntoIterator<Item = *mut u8>) {
 
 /// Makes both ends of a ring, whose pieces are at most half of it.
 fn ring() -> (Producer, Consumer) {
+    let map = control_and_ring();
+    ends(map, &Arc::default(), &Arc::default())
+}
+
+/// Makes the memory of a ring.
+fn control_and_ring() -> Arc<Mapping> {
     let map = Arc::new(Mapping::private(CONTROL_BYTES + RING_BYTES).expect("memory"));
     // The words of both sides' lines; of the cells, the words before a payload, or two words of a request.
     let words = [8, 128, 136, 144].into_iter().chain((0..CELLS as usize).flat_map(|cell| {
@@ -46,7 +53,13 @@ fn ring() -> (Producer, Consumer) {
         [cell, cell + 8, cell + 16, cell + 24, cell + 32]
     }));
     name_words(words.map(|at| map.bytes(at, 8)));
-    (Producer::new(map.clone(), 0, RING_BYTES, RING_BYTES), Consumer::new(map, 0, RING_BYTES))
+    map
+}
+
+/// Returns both ends of the ring in a mapping, which share these shuttles with the ends of the other direction.
+fn ends(map: Arc<Mapping>, sender: &Arc<Shuttles>, receiver: &Arc<Shuttles>) -> (Producer, Consumer) {
+    let producer = Producer::new(map.clone(), 0, RING_BYTES, RING_BYTES, sender.clone());
+    (producer, Consumer::new(map, 0, RING_BYTES, receiver.clone()))
 }
 
 fn arena(members: u32) -> Arena {
@@ -68,7 +81,7 @@ fn passes(len: usize) {
         let sender = thread::spawn(move || {
             for message in 1..=MESSAGES {
                 let space = loop {
-                    match producer.reserve(len).expect("well-behaved") {
+                    match producer.reserve(len, len).expect("well-behaved") {
                         Some(space) => break space,
                         None => thread::yield_now(),
                     }
@@ -104,6 +117,57 @@ fn messages_in_the_ring_come_out_as_they_went_in() {
     passes(RING_BYTES / 2);
 }
 
+/// Sends a message as long as a shuttle may carry, if a shuttle is at hand.
+fn send_in_shuttle(producer: &mut Producer, value: u64) {
+    const LEN: usize = 4096;
+    let space = producer.reserve(LEN, LEN).expect("well-behaved").expect("a shuttle");
+    Payload::at(space.ptr).write(value);
+    producer.publish(&space, Some((value, LEN as u64)));
+}
+
+fn receive(consumer: &mut Consumer) -> (*const u8, u64) {
+    let arrival = loop {
+        match consumer.peek().expect("well-behaved") {
+            Some(arrival) => break arrival,
+            None => thread::yield_now(),
+        }
+    };
+    let value = Payload::at(arrival.ptr).read();
+    consumer.release(&arrival);
+    (arrival.ptr, value)
+}
+
+/// An answer lies where the message lay, and nobody writes there while the other end reads.
+#[test]
+fn answers_lie_where_their_messages_lay() {
+    model(|| {
+        let shuttles = Arc::new(Mapping::private(2 * SHUTTLES_BYTES).expect("memory"));
+        let [here, there] = [0, SHUTTLES_BYTES].map(|own| {
+            let end = Arc::new(Shuttles::default());
+            end.add_own(shuttles.clone(), own, own == 0);
+            end.add_peers(shuttles.clone(), SHUTTLES_BYTES - own);
+            end
+        });
+        let (mut ask, mut hear) = ends(control_and_ring(), &here, &there);
+        let (mut answer, mut listen) = ends(control_and_ring(), &there, &here);
+        let other = thread::spawn(move || {
+            for _ in 0..2 {
+                let (_, value) = receive(&mut hear);
+                send_in_shuttle(&mut answer, value + 1);
+            }
+        });
+        let mut places = Vec::new();
+        for value in [10, 20] {
+            send_in_shuttle(&mut ask, value);
+            let (at, answered) = receive(&mut listen);
+            assert_eq!(answered, value + 1);
+            places.push(at);
+        }
+        assert_eq!(places[0], places[1]);
+        other.join().expect("no panic");
+    });
+}
+
 /// A receiver that finds a request not withdrawn must have read the bytes that the sender wanted to send.
 #[test]
 fn a_request_that_is_withdrawn_gives_nothing_wrong() {
@@ -124,7 +188,7 @@ fn a_request_that_is_withdrawn_gives_nothing_wrong() {
             // The memory belongs to the caller again.
             word(&owner).store(2, Ordering::Relaxed);
         });
-        assert!(consumer.peek().expect("well-behaved").expect("it was sent before").is_rts);
+        assert!(consumer.peek().expect("well-behaved").expect("it was sent before").is_rts());
         let read = word(&map).load(Ordering::Relaxed);
         if !consumer.is_withdrawn() {
             assert_eq!(read, 1);
@@ -212,7 +276,7 @@ fn who_sleeps_on_its_doorbell_is_woken() {
         let (mut producer, mut consumer) = ring();
         let other = arena.clone();
         let sender = thread::spawn(move || {
-            let space = producer.reserve(8).expect("well-behaved").expect("room");
+            let space = producer.reserve(8, 8).expect("well-behaved").expect("room");
             producer.publish(&space, Some((1, 8)));
             other.fences().light();
             assert_ne!(other.wake(0), Wake::Nudge);

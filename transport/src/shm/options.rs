@@ -1,6 +1,7 @@
 //! Options of the shared-memory transport, and the values that follow from them.
 
 use super::copier::Stores;
+use super::shuttles::SHUTTLES_BYTES;
 
 /// Options of a shared-memory endpoint. One side decides the options that shape shared memory, and the other side
 /// checks them: a channel's sender sizes its rings, and the lowest local rank sizes the arena.
@@ -10,7 +11,8 @@ pub struct ShmOptions {
     /// between the sender's copy in and the receiver's copy out. Long messages go in pieces of up to four times as
     /// much. A multiple of 128.
     pub piece_bytes: usize,
-    /// Bytes of staging per channel and direction, while the budget lasts. A multiple of 4096.
+    /// Bytes of a ring per channel and direction, while the budget lasts. A multiple of 4096. Channels with rings of
+    /// 128 KiB and more have another 64 KiB of staging, in which messages of up to that length are answered in place.
     pub ring_bytes: usize,
     /// Limit on the staging that this rank creates for all of its sending, in bytes.
     pub staging_max: usize,
@@ -108,6 +110,19 @@ pub(crate) const CHANNELS_MAX: u16 = 64;
 /// Minimum number of channels to one peer: one for messages, and 32 for calls, so that a large job need not have fewer
 /// segments in flight, between hosts too. An unused channel costs address space only.
 const CHANNELS_MIN: usize = 33;
+/// Length of the smallest ring of a channel that has shuttles as well.
+const SHUTTLES_FROM: usize = 2 * SHUTTLES_BYTES;
+
+/// Returns whether a channel with such a ring has shuttles.
+pub(crate) fn has_shuttles(ring_bytes: usize) -> bool {
+    ring_bytes >= SHUTTLES_FROM
+}
+
+/// Returns the bytes of staging that a channel with such a ring takes.
+pub(crate) fn channel_bytes(ring_bytes: usize) -> usize {
+    CONTROL_BYTES + ring_bytes + if has_shuttles(ring_bytes) { SHUTTLES_BYTES } else { 0 }
+}
+
 /// Number of channels to all peers together for which memory is reserved. Even if all of them have the smallest ring,
 /// they stay within a quarter of the default budget: 1024 x (4 KiB control + 4 KiB ring) = 8 MiB.
 const CHANNELS_TOTAL: usize = 1024;
@@ -140,7 +155,7 @@ impl Budget {
     pub(crate) fn new(options: &ShmOptions, world_size: u32, peers: usize) -> Self {
         let unopened = channels(world_size, CHANNELS_RESERVED_MIN) * peers;
         let ring_bytes = options.ring_bytes;
-        let is_ample = unopened * (ring_bytes + CONTROL_BYTES) <= options.staging_max;
+        let is_ample = unopened * channel_bytes(ring_bytes) <= options.staging_max;
         let fair = (options.staging_max / 2).checked_div(unopened).unwrap_or(0).saturating_sub(CONTROL_BYTES);
         let floor =
             if is_ample { ring_bytes } else { power_of_two_below(fair).clamp(RING_MIN_BYTES, ring_bytes) };
@@ -155,11 +170,11 @@ impl Budget {
 
     /// Returns the size of the ring for one more channel, and takes it from the budget.
     pub(crate) fn take(&mut self) -> usize {
-        let reserve = self.unopened * (self.floor + CONTROL_BYTES);
+        let reserve = self.unopened * channel_bytes(self.floor);
         let share = power_of_two_below(self.left.saturating_sub(reserve) / 32);
         let ring = share.clamp(self.floor, self.ring_bytes);
         self.unopened = self.unopened.saturating_sub(1);
-        self.left = self.left.saturating_sub(ring + CONTROL_BYTES);
+        self.left = self.left.saturating_sub(channel_bytes(ring));
         ring
     }
 }
@@ -189,11 +204,11 @@ mod tests {
             let peers = world_size as usize - 1;
             let mut budget = Budget::new(&options, world_size, peers);
             let reserved = budget.unopened;
-            let sum: usize = (0..reserved).map(|_| budget.take() + CONTROL_BYTES).sum();
+            let sum: usize = (0..reserved).map(|_| channel_bytes(budget.take())).sum();
             assert!(sum <= options.staging_max, "{world_size} ranks: {sum} bytes");
             let worst = ShmOptions { staging_max: 0, ..options };
             let mut budget = Budget::new(&worst, world_size, peers);
-            let sum: usize = (0..reserved).map(|_| budget.take() + CONTROL_BYTES).sum();
+            let sum: usize = (0..reserved).map(|_| channel_bytes(budget.take())).sum();
             assert!(sum <= 8 << 20, "{world_size} ranks, no budget: {sum} bytes");
         }
     }

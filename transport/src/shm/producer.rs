@@ -1,5 +1,6 @@
 //! The sending end of a ring. The rules are those of the [`ring`](super::ring) module.
 
+use std::ops::RangeInclusive;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -9,8 +10,9 @@ use super::options::{CONTROL_BYTES, PIECE_GROWTH, PIECES_MIN, RING_MIN_BYTES};
 use super::rendezvous::Rts;
 use super::ring::{
     ALIGN, BYTES_FREED, CAN_GET, CELL_BYTES, CELL_INLINE, CELL_TAG, CELL_TOTAL, CELLS, CELLS_FREED, Control,
-    Corrupt, DECLINED, INLINE_BYTES, RING_SIZE, RTS, SKIP, WITHDRAWN,
+    Corrupt, DECLINED, INLINE_BYTES, RING_SIZE, RTS, SHUTTLE, SHUTTLE_SHIFT, SKIP, WITHDRAWN,
 };
+use super::shuttles::{SHUTTLE_BYTES, SHUTTLES_BYTES, Shuttles};
 use crate::sys::atomic::{AtomicU32, fence};
 use crate::sys::{lines, map::Mapping};
 
@@ -20,6 +22,10 @@ const WORTHWHILE_BYTES: usize = 4096;
 /// Longest message after which the place of the next one is [claimed](Producer::claim_next). String instructions, with
 /// which the C library copies longer ones, take longer to write claimed lines: see [`lines`].
 const CLAIM_MAX_BYTES: usize = 2048;
+
+/// Lengths of messages that go in shuttles. Shorter ones are quicker in claimed lines of the ring, and longer ones in the
+/// ring's longer pieces.
+const SHUTTLED: RangeInclusive<usize> = CLAIM_MAX_BYTES + 1..=SHUTTLES_BYTES;
 
 /// Longest piece that is [handed on](crate::sys::lines::hand_on) to the cache that processors share.
 const HANDED_ON_MAX_BYTES: usize = 512;
@@ -31,7 +37,8 @@ pub(crate) struct Space {
     pub(crate) ptr: *mut u8,
     /// Number of bytes of the message to put there.
     pub(crate) len: usize,
-    skip: bool,
+    /// Bits of the cell's word that say where the piece lies.
+    bits: u32,
 }
 
 /// The sending end of a ring.
@@ -47,7 +54,7 @@ pub(crate) struct Producer {
     /// Count of freed cells, as last seen.
     pub(super) freed: u64,
     position: usize,
-    bytes_produced: u64,
+    pub(super) bytes_produced: u64,
     bytes_freed: u64,
     /// Length of the latest message, if the place of the next one is to be [claimed](Self::claim_next); otherwise 0.
     claimable: usize,
@@ -56,6 +63,7 @@ pub(crate) struct Producer {
     unbacked: Option<usize>,
     /// Offset in the mapping of the word that says whether the receiver reads this process's memory.
     can_get: Option<usize>,
+    shuttles: Arc<Shuttles>,
 }
 
 // SAFETY: the pointers go into the mapping that is kept alive beside them, which belongs to no thread.
@@ -63,7 +71,13 @@ unsafe impl Send for Producer {}
 
 impl Producer {
     /// Returns the producer of the channel at `offset`. `ring_bytes` is a multiple of 4096.
-    pub(crate) fn new(map: Arc<Mapping>, offset: usize, ring_bytes: usize, piece_bytes: usize) -> Self {
+    pub(crate) fn new(
+        map: Arc<Mapping>,
+        offset: usize,
+        ring_bytes: usize,
+        piece_bytes: usize,
+        shuttles: Arc<Shuttles>,
+    ) -> Self {
         assert!(ring_bytes.is_multiple_of(RING_MIN_BYTES) && ring_bytes > 0, "ring of {ring_bytes} bytes");
         map.atomic::<AtomicU32>(offset + RING_SIZE)
             .store(u32::try_from(ring_bytes).expect("bounded by RING_MAX_BYTES"), Ordering::Release);
@@ -84,6 +98,7 @@ impl Producer {
             map,
             unbacked: Some(offset + CONTROL_BYTES),
             can_get: None,
+            shuttles,
         }
     }
 
@@ -147,17 +162,34 @@ impl Producer {
         fence(Ordering::SeqCst);
     }
 
-    /// Reserves room for the next piece of a message of which `remaining` bytes are left, if there is any.
+    /// Reserves room for the next piece of a message of `total` bytes of which `remaining` are left, if there is any.
     #[inline]
-    pub(crate) fn reserve(&mut self, remaining: usize) -> Result<Option<Space>, Corrupt> {
+    pub(crate) fn reserve(&mut self, remaining: usize, total: usize) -> Result<Option<Space>, Corrupt> {
         if !self.has_cell()? {
             return Ok(None);
         }
         if remaining <= INLINE_BYTES {
             let ptr = self.control.inline();
-            return Ok(Some(Space { ptr, len: remaining, skip: false }));
+            return Ok(Some(Space { ptr, len: remaining, bits: 0 }));
+        }
+        if SHUTTLED.contains(&total)
+            && let Some(space) = self.reserve_shuttle(remaining)
+        {
+            return Ok(Some(space));
         }
         self.reserve_ring(remaining)
+    }
+
+    /// Reserves a shuttle for the next piece of a message, if this end holds one.
+    #[inline(never)]
+    fn reserve_shuttle(&self, remaining: usize) -> Option<Space> {
+        let shuttle = self.shuttles.latest()?;
+        let len = remaining.min(SHUTTLE_BYTES);
+        Some(Space {
+            ptr: self.shuttles.at(shuttle)?,
+            len,
+            bits: SHUTTLE | shuttle.at_peer() << SHUTTLE_SHIFT,
+        })
     }
 
     /// Returns the length of the next piece of a message of which `remaining` bytes are left, if the message is longer.
@@ -165,6 +197,7 @@ impl Producer {
         (remaining / PIECES_MIN / ALIGN * ALIGN).clamp(self.piece_bytes, self.piece_max)
     }
 
+    #[inline]
     fn reserve_ring(&mut self, remaining: usize) -> Result<Option<Space>, Corrupt> {
         let wanted = remaining.min(self.piece_of(remaining));
         let contiguous = self.ring_bytes - self.position;
@@ -187,7 +220,7 @@ impl Producer {
         let at = if skip { 0 } else { self.position };
         // SAFETY: `at + len <= ring_bytes`: either at 0 with `len <= piece_max <= ring_bytes / 2`, or bounded by
         // `contiguous`.
-        Ok(Some(Space { ptr: unsafe { self.ring.add(at) }, len, skip }))
+        Ok(Some(Space { ptr: unsafe { self.ring.add(at) }, len, bits: if skip { SKIP } else { 0 } }))
     }
 
     /// Sends a message that fits into one piece, if there is room. Returns whether it was sent.
@@ -205,7 +238,7 @@ impl Producer {
         if len > self.piece_bytes {
             return Ok(false);
         }
-        let Some(space) = self.reserve(len)? else { return Ok(false) };
+        let Some(space) = self.reserve(len, len)? else { return Ok(false) };
         if space.len < len {
             // The end of the ring would cut the message.
             return Ok(false);
@@ -230,17 +263,27 @@ impl Producer {
     /// Publishes the piece that was put into `space`, the latest one reserved. For a message's first piece, `first`
     /// carries tag and total length.
     pub(crate) fn publish(&mut self, space: &Space, first: Option<(u64, u64)>) {
-        let mut length = u32::try_from(space.len).expect("bounded by the ring");
+        let length = u32::try_from(space.len).expect("bounded by the ring");
         if let Some((tag, total)) = first {
             self.control.cell_word(CELL_TAG).store(tag, Ordering::Relaxed);
             self.control.cell_word(CELL_TOTAL).store(total, Ordering::Relaxed);
         }
         if space.len > INLINE_BYTES {
+            self.advance_past(space);
+        }
+        self.publish_cell(length | space.bits);
+    }
+
+    /// Moves past a piece that does not lie in its cell.
+    #[inline]
+    fn advance_past(&mut self, space: &Space) {
+        if space.bits & SHUTTLE != 0 {
+            self.shuttles.pass();
+        } else {
             let mut used = space.len.next_multiple_of(ALIGN);
-            if space.skip {
+            if space.bits & SKIP != 0 {
                 used += self.ring_bytes - self.position;
                 self.position = 0;
-                length |= SKIP;
             }
             self.position += space.len.next_multiple_of(ALIGN);
             if self.position >= self.ring_bytes {
@@ -248,7 +291,6 @@ impl Producer {
             }
             self.bytes_produced += used as u64;
         }
-        self.publish_cell(length);
     }
 
     fn publish_cell(&mut self, length: u32) {

@@ -4,6 +4,7 @@
 //! receives. It also knows how to read the peer's memory.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::copy::STREAMING_BYTES;
 use super::cursor::Cursor;
@@ -11,6 +12,7 @@ use super::get::Get;
 use super::lane::{Handed, PIECE_COST_BYTES};
 use super::remote::Remote;
 use super::ring::{Consumer as RingConsumer, Corrupt, INLINE_BYTES};
+use super::shuttles::Shuttles;
 use super::tried::{Trial, Tried};
 use crate::endpoint::{Consumer, Event, Fits, GRAIN_BYTES, Piece, Short, Sink, Token};
 use crate::error::ErrorKind;
@@ -83,6 +85,8 @@ pub(crate) struct RecvLane {
     pub(crate) is_listed: bool,
     /// Set once the peer has delivered its segment.
     pub(crate) ring: Option<RingConsumer>,
+    /// Shared with the lane in the other direction.
+    pub(crate) shuttles: Arc<Shuttles>,
     /// The peer's memory, if this side reads it.
     remote: Option<Remote>,
     queue: VecDeque<Incoming>,
@@ -96,12 +100,13 @@ pub(crate) struct RecvLane {
 }
 
 impl RecvLane {
-    pub(crate) fn new(peer: usize, channel: u16, remote: Option<Remote>) -> Self {
+    pub(crate) fn new(peer: usize, channel: u16, remote: Option<Remote>, shuttles: Arc<Shuttles>) -> Self {
         Self {
             peer,
             channel,
             is_listed: false,
             ring: None,
+            shuttles,
             remote,
             queue: VecDeque::new(),
             gets: VecDeque::new(),
@@ -211,7 +216,7 @@ impl RecvLane {
         let Ok(arrival) = ring.peek() else { return Short::Other };
         let Some(arrival) = arrival else { return Short::NotYet };
         let (tag, len) = ring.envelope();
-        if arrival.is_rts || arrival.len as u64 != len || !fits.takes(tag, arrival.len) {
+        if arrival.is_rts() || arrival.len as u64 != len || !fits.takes(tag, arrival.len) {
             return Short::Other;
         }
         if arrival.len > 0 {
@@ -359,7 +364,7 @@ unsafe fn take_next(
             return Err(Trouble::Unfit);
         }
     }
-    if arrival.is_rts {
+    if arrival.is_rts() {
         let (tag, total) = ring.envelope();
         if message.arrived.is_some() {
             return Err(Corrupt("a rendezvous request in the middle of a message".to_owned()).into());

@@ -6,7 +6,8 @@
 //! lies in the ring, at the producer's position there.
 //!
 //! ```text
-//! cell:  0  word     stamp (upper 32 bits) | skip (bit 31) | rts (bit 30) | length of the piece
+//! cell:  0  word     stamp (upper 32 bits) | skip (bit 31) | rts (bit 30) | shuttle (bit 29, its name: bits 26 to 28) |
+//!                    length of the piece
 //!        8  tag      of the message; written with its first piece
 //!       16  total    length of the message; written with its first piece
 //!       24  inline   up to 104 bytes
@@ -22,7 +23,9 @@
 //!    128. It returns to 0 at the end of the ring, or before a piece with the `skip` bit: the rest of the ring up to
 //!    its end then counts as used.
 //! 4. All pieces of a message but the last are multiples of 128 bytes and longer than [`INLINE_BYTES`].
-//! 5. A cell with the `rts` bit stands for a whole message, which stays with its sender: see the `rendezvous` module.
+//! 5. A piece with the `shuttle` bit lies in a shuttle (see the `shuttles` module), which the receiver holds from then
+//!    on. It takes no room in the ring.
+//! 6. A cell with the `rts` bit stands for a whole message, which stays with its sender: see the `rendezvous` module.
 //!
 //! # Trust
 //! Every number from the other side is checked before use: a piece must lie inside the ring as this side has mapped
@@ -32,8 +35,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::options::{CONTROL_BYTES, RING_MIN_BYTES};
+use super::options::{CONTROL_BYTES, RING_MAX_BYTES, RING_MIN_BYTES};
 use super::rendezvous::RTS_WORDS;
+use super::shuttles::{Shuttle, Shuttles};
 use crate::endpoint::GRAIN_BYTES;
 use crate::sys::atomic::{Atomic, AtomicU32, AtomicU64, fence};
 use crate::sys::map::Mapping;
@@ -70,6 +74,11 @@ pub(super) const DECLINED: usize = 144;
 
 pub(super) const SKIP: u32 = 1 << 31;
 pub(super) const RTS: u32 = 1 << 30;
+pub(super) const SHUTTLE: u32 = 1 << 29;
+/// Position of a shuttle's name in the word, above the length.
+pub(super) const SHUTTLE_SHIFT: u32 = 26;
+const LENGTH: u32 = (1 << SHUTTLE_SHIFT) - 1;
+const _: () = assert!(SHUTTLE_SHIFT + Shuttle::BITS <= 29 && RING_MAX_BYTES < LENGTH as usize);
 
 /// Error: the other side wrote a value that no peer of this version writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,9 +91,16 @@ pub(crate) struct Arrival {
     pub(crate) ptr: *const u8,
     /// Length of the piece in bytes.
     pub(crate) len: usize,
-    /// Whether the cell is a rendezvous request in place of a message.
-    pub(crate) is_rts: bool,
-    skip: bool,
+    /// The word of its cell, without the stamp.
+    word: u32,
+}
+
+impl Arrival {
+    /// Returns whether the cell is a rendezvous request in place of a message.
+    #[inline]
+    pub(crate) fn is_rts(&self) -> bool {
+        self.word & RTS != 0
+    }
 }
 
 /// The control page of a ring, and the index of the next cell at this end.
@@ -154,6 +170,7 @@ pub(crate) struct Consumer {
     map: Arc<Mapping>,
     /// Offset of the ring in the mapping.
     offset: usize,
+    shuttles: Arc<Shuttles>,
 }
 
 // SAFETY: the pointers go into the mapping that is kept alive beside them, which belongs to no thread.
@@ -161,7 +178,7 @@ unsafe impl Send for Consumer {}
 
 impl Consumer {
     /// Returns the consumer of the channel at `offset`, for whose ring `ring_max` bytes are mapped.
-    pub(crate) fn new(map: Arc<Mapping>, offset: usize, ring_max: usize) -> Self {
+    pub(crate) fn new(map: Arc<Mapping>, offset: usize, ring_max: usize, shuttles: Arc<Shuttles>) -> Self {
         Self {
             control: Control::new(&map, offset),
             ring: map.bytes(offset + CONTROL_BYTES, ring_max),
@@ -172,6 +189,7 @@ impl Consumer {
             bytes_consumed: 0,
             map,
             offset: offset + CONTROL_BYTES,
+            shuttles,
         }
     }
 
@@ -183,30 +201,41 @@ impl Consumer {
         if (word >> 32) as u32 != (self.consumed as u32).wrapping_add(1) {
             return Ok(None);
         }
-        let is_rts = word as u32 & RTS != 0;
-        let len = (word as u32 & !(SKIP | RTS)) as usize;
+        let word = word as u32;
+        let len = (word & LENGTH) as usize;
         if len <= INLINE_BYTES {
             let ptr = self.control.inline();
-            return Ok(Some(Arrival { ptr, len, is_rts, skip: false }));
+            return Ok(Some(Arrival { ptr, len, word }));
         }
-        if is_rts {
+        if word & RTS != 0 {
             return Err(Corrupt(format!("a rendezvous request of {len} bytes")));
         }
-        self.peek_ring(len, word as u32 & SKIP != 0).map(Some)
+        if word & SHUTTLE != 0 { self.peek_shuttle(len, word) } else { self.peek_ring(len, word) }.map(Some)
     }
 
-    fn peek_ring(&mut self, len: usize, skip: bool) -> Result<Arrival, Corrupt> {
+    #[inline(never)]
+    fn peek_shuttle(&self, len: usize, word: u32) -> Result<Arrival, Corrupt> {
+        let shuttle = Shuttle::named(word >> SHUTTLE_SHIFT);
+        let Some(ptr) = self.shuttles.arrived(shuttle, len) else {
+            return Err(Corrupt(format!("a piece of {len} bytes in {shuttle:?}, which is not the sender's")));
+        };
+        self.prefetch_next_cell();
+        Ok(Arrival { ptr, len, word })
+    }
+
+    #[inline]
+    fn peek_ring(&mut self, len: usize, word: u32) -> Result<Arrival, Corrupt> {
         if self.ring_bytes == 0 {
             self.ring_bytes = self.ring_size()?;
             self.map.populate(self.offset, self.ring_bytes);
         }
-        let at = if skip { 0 } else { self.position };
+        let at = if word & SKIP != 0 { 0 } else { self.position };
         if len > self.ring_bytes - at {
             return Err(Corrupt(format!("a piece of {len} bytes at {at} of {}", self.ring_bytes)));
         }
         self.prefetch_next_cell();
         // SAFETY: `at + len <= ring_bytes <= ring_max`, which is mapped.
-        Ok(Arrival { ptr: unsafe { self.ring.add(at) }, len, is_rts: false, skip })
+        Ok(Arrival { ptr: unsafe { self.ring.add(at) }, len, word })
     }
 
     /// Prefetches the next cell's line while the caller works on this piece: a sender that is ahead has written that
@@ -247,8 +276,18 @@ impl Consumer {
     #[inline]
     pub(crate) fn release(&mut self, arrival: &Arrival) {
         if arrival.len > INLINE_BYTES {
+            self.release_place(arrival);
+        }
+        self.release_cell();
+    }
+
+    #[inline]
+    fn release_place(&mut self, arrival: &Arrival) {
+        if arrival.word & SHUTTLE != 0 {
+            self.shuttles.put(Shuttle::named(arrival.word >> SHUTTLE_SHIFT));
+        } else {
             let mut used = arrival.len.next_multiple_of(ALIGN);
-            if arrival.skip {
+            if arrival.word & SKIP != 0 {
                 used += self.ring_bytes - self.position;
                 self.position = 0;
             }
@@ -259,7 +298,6 @@ impl Consumer {
             self.bytes_consumed += used as u64;
             self.control.word(BYTES_FREED).store(self.bytes_consumed, Ordering::Release);
         }
-        self.release_cell();
     }
 
     /// Releases a request's cell and asks for the message's bytes through the ring.
@@ -293,12 +331,19 @@ impl Consumer {
 pub(super) fn fuzz_control(script: &[u8]) {
     use super::copier::{Copier, Stores};
     use super::producer::Producer;
+    use super::shuttles::SHUTTLES_BYTES;
 
     const RING: usize = 4 * RING_MIN_BYTES;
-    let Ok(map) = Mapping::private(CONTROL_BYTES + RING) else { return };
+    const ALL: usize = CONTROL_BYTES + RING + 2 * SHUTTLES_BYTES;
+    let Ok(map) = Mapping::private(ALL) else { return };
     let map = Arc::new(map);
-    let mut producer = Producer::new(map.clone(), 0, RING, 1024);
-    let mut consumer = Consumer::new(map.clone(), 0, RING);
+    let shuttles = Arc::new(Shuttles::default());
+    shuttles.add_own(map.clone(), CONTROL_BYTES + RING, true);
+    shuttles.add_peers(map.clone(), CONTROL_BYTES + RING + SHUTTLES_BYTES);
+    let mut producer = Producer::new(map.clone(), 0, RING, 1024, shuttles.clone());
+    let mut consumer = Consumer::new(map.clone(), 0, RING, shuttles);
+    let all = map.bytes(0, ALL).addr();
+    let is_inside = |at: *const u8, len: usize| at.addr() >= all && at.addr() + len <= all + ALL;
     let (mut sends, mut receives) = (true, true);
     for step in script.chunks_exact(11) {
         let mut value = [0; 8];
@@ -320,14 +365,9 @@ pub(super) fn fuzz_control(script: &[u8]) {
             }
             3 | 4 if receives => match consumer.peek() {
                 Ok(Some(arrival)) => {
-                    let all = map.bytes(0, CONTROL_BYTES + RING).addr();
-                    let begin = arrival.ptr.addr();
-                    assert!(
-                        begin >= all && begin + arrival.len <= all + CONTROL_BYTES + RING,
-                        "out of the memory"
-                    );
+                    assert!(is_inside(arrival.ptr, arrival.len));
                     let _ = (consumer.envelope(), consumer.rts_words(), consumer.is_withdrawn());
-                    match (arrival.is_rts, value & 1) {
+                    match (arrival.is_rts(), value & 1) {
                         (true, 0) => consumer.decline(),
                         (true, _) => consumer.release_cell(),
                         (false, _) => consumer.release(&arrival),
@@ -343,19 +383,16 @@ pub(super) fn fuzz_control(script: &[u8]) {
                 let put = unsafe { producer.put_whole(value, bytes.as_ptr(), len, &mut copier) };
                 sends = put.is_ok();
             }
-            _ if sends => match producer.reserve(value as usize % (2 * RING) + 1) {
-                Ok(Some(space)) => {
-                    let all = map.bytes(0, CONTROL_BYTES + RING).addr();
-                    let begin = space.ptr.addr();
-                    assert!(
-                        begin >= all && begin + space.len <= all + CONTROL_BYTES + RING,
-                        "out of the memory"
-                    );
-                    producer.publish(&space, Some((value, value)));
+            _ if sends => {
+                match producer.reserve(value as usize % (2 * RING) + 1, value as usize % (8 * RING) + 1) {
+                    Ok(Some(space)) => {
+                        assert!(is_inside(space.ptr, space.len));
+                        producer.publish(&space, Some((value, value)));
+                    }
+                    Ok(None) => {}
+                    Err(Corrupt(_)) => sends = false,
                 }
-                Ok(None) => {}
-                Err(Corrupt(_)) => sends = false,
-            },
+            }
             _ => {}
         }
     }
@@ -376,8 +413,8 @@ mod tests {
         let fd = memfd::create_sealed("ring-test", bytes).expect("memfd");
         let map = Arc::new(Mapping::new(&fd, bytes).expect("mapping"));
         map.atomic::<AtomicU64>(CELLS_FREED).store(start, Ordering::Relaxed);
-        let mut producer = Producer::new(map.clone(), 0, ring_bytes, piece_bytes);
-        let mut consumer = Consumer::new(map, 0, ring_bytes);
+        let mut producer = Producer::new(map.clone(), 0, ring_bytes, piece_bytes, Arc::default());
+        let mut consumer = Consumer::new(map, 0, ring_bytes, Arc::default());
         (producer.produced, producer.freed, consumer.consumed) = (start, start, start);
         (producer, consumer)
     }
@@ -390,7 +427,7 @@ mod tests {
         for (i, &(is_put, len)) in script.iter().enumerate() {
             let seed = i as u8;
             if is_put {
-                let Some(space) = producer.reserve(len).expect("well-behaved") else {
+                let Some(space) = producer.reserve(len, len).expect("well-behaved") else {
                     assert!(!model.is_empty(), "no room in an empty ring");
                     continue;
                 };

@@ -8,6 +8,7 @@
 //!                   offset 128  the receiver's line: cells freed, ring bytes freed
 //!                   offset 256  30 cells of 128 bytes
 //!   ring            `ring_max` bytes, of which the sender uses as many as it says in its line
+//!   shuttles           see the `shuttles` module
 //! ```
 //! The file is sparse: an unused channel, and the part of a ring beyond its size, cost address space only. Lines with
 //! different writers are 128 bytes apart, because processors fetch lines of 64 bytes in pairs.
@@ -17,9 +18,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::options::{CHANNELS_MAX, CONTROL_BYTES, RING_MAX_BYTES, RING_MIN_BYTES};
+use super::options::{CHANNELS_MAX, CONTROL_BYTES, RING_MAX_BYTES, RING_MIN_BYTES, has_shuttles};
 use super::producer::Producer;
 use super::ring::{CAN_GET, Consumer};
+use super::shuttles::{SHUTTLES_BYTES, Shuttles};
 use crate::sys::atomic::{AtomicU32, AtomicU64};
 use crate::sys::map::Mapping;
 use crate::sys::memfd;
@@ -46,12 +48,21 @@ impl Geometry {
     }
 
     fn bytes(self) -> usize {
-        HEADER_BYTES + usize::from(self.channels) * (CONTROL_BYTES + self.ring_max)
+        HEADER_BYTES + usize::from(self.channels) * self.stride()
     }
 
     fn channel_offset(self, channel: u16) -> usize {
         assert!(channel < self.channels, "channel {channel} of {}", self.channels);
-        HEADER_BYTES + usize::from(channel) * (CONTROL_BYTES + self.ring_max)
+        HEADER_BYTES + usize::from(channel) * self.stride()
+    }
+
+    fn shuttles_offset(self, channel: u16) -> usize {
+        self.channel_offset(channel) + CONTROL_BYTES + self.ring_max
+    }
+
+    /// Returns the distance between channels.
+    fn stride(self) -> usize {
+        CONTROL_BYTES + self.ring_max + SHUTTLES_BYTES
     }
 }
 
@@ -80,18 +91,27 @@ impl Segment {
     }
 
     /// Opens a channel for sending, with a ring of `ring_bytes`. Called once per channel.
-    pub(crate) fn producer(&self, channel: u16, ring_bytes: usize, piece_bytes: usize) -> Producer {
+    pub(crate) fn producer(
+        &self,
+        channel: u16,
+        ring_bytes: usize,
+        piece_bytes: usize,
+        shuttles: Arc<Shuttles>,
+    ) -> Producer {
         let offset = self.geometry.channel_offset(channel);
         let ring_bytes = ring_bytes.min(self.geometry.ring_max);
-        let producer =
-            Producer::new(self.map.clone(), offset, ring_bytes, piece_bytes).with_rendezvous(CAN_GET_AT);
+        shuttles.add_own(self.map.clone(), self.geometry.shuttles_offset(channel), has_shuttles(ring_bytes));
+        let producer = Producer::new(self.map.clone(), offset, ring_bytes, piece_bytes, shuttles)
+            .with_rendezvous(CAN_GET_AT);
         self.used().fetch_or(1 << channel, Ordering::AcqRel);
         producer
     }
 
     /// Opens a channel for receiving. Called once per channel, before or after the sender opens it.
-    pub(crate) fn consumer(&self, channel: u16) -> Consumer {
-        Consumer::new(self.map.clone(), self.geometry.channel_offset(channel), self.geometry.ring_max)
+    pub(crate) fn consumer(&self, channel: u16, shuttles: Arc<Shuttles>) -> Consumer {
+        shuttles.add_peers(self.map.clone(), self.geometry.shuttles_offset(channel));
+        let offset = self.geometry.channel_offset(channel);
+        Consumer::new(self.map.clone(), offset, self.geometry.ring_max, shuttles)
     }
 
     /// Tells the sender that it may send rendezvous requests instead of copying messages into the ring.

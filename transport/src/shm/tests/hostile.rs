@@ -25,6 +25,7 @@ fn verdict(expected: usize, words: &[(usize, u64)], ring_size: Option<u32>) -> (
     // Opens the channel in good order, with one message that is received.
     let _ = send(&mut a, channel(1, 0), 7, &[], 1).expect("post");
     let got = receive(&mut b, channel(0, 0), 7, &[], 1).expect("post");
+    let _ = send(&mut b, channel(0, 0), 7, &[], 3).expect("post");
     pump(&mut [&mut a, &mut b], &mut events, |e| got == Posted::Done || is_done(&e[1], 1));
     let segment = a.peers[0].outward.as_ref().expect("linked").segment.clone();
     let control = segment.control_offset(0);
@@ -57,6 +58,19 @@ fn lengths_that_cannot_be_are_corrupt() {
     }
     // A skip to the start of the ring does not help.
     assert_eq!(verdict(1 << 20, &cell(300_000 | 1 << 31, 1 << 20), None), corrupt);
+}
+
+#[test]
+fn shuttles_that_the_sender_does_not_hold_are_corrupt() {
+    let corrupt = (Some(ErrorKind::Corrupt), vec![0]);
+    for name in 0..8 {
+        let bits = 1 << 29 | name << 26;
+        assert_eq!(verdict(1 << 20, &cell(bits | 20_000, 1 << 20), None), corrupt, "{name}, too long");
+        // The receiver holds those of its own segment, as long as it has sent no message in them.
+        if name < 4 {
+            assert_eq!(verdict(4096, &cell(bits | 4096, 4096), None), corrupt, "{name}");
+        }
+    }
 }
 
 #[test]
