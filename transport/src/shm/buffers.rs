@@ -141,7 +141,7 @@ const ROUNDS_PER_BUFFER: u64 = 32;
 /// [`EXCHANGE_DEPTH`] rounds.
 #[inline]
 fn in_use(round: u64) -> usize {
-    1 << (round / ROUNDS_PER_BUFFER | EXCHANGE_DEPTH as u64).ilog2()
+    1 << ((round / ROUNDS_PER_BUFFER) | EXCHANGE_DEPTH as u64).ilog2()
 }
 
 /// Returns the number of buffers per member for one length. Models use few buffers, so that they soon reuse them.

@@ -443,7 +443,7 @@ fn caps(options: &ShmOptions, channels_max: u16, budget: &Budget) -> Caps {
         channels_max,
         message_max: isize::MAX as usize,
         eager_max: eager_max(budget.floor(), options),
-        staging_per_channel: super::options::channel_bytes(options.ring_bytes),
+        staging_per_channel: options.ring_bytes + super::options::CONTROL_BYTES,
         park_word: true,
         park_fd: true,
         in_place: false,

@@ -124,9 +124,9 @@ impl ShmEndpoint {
         if let Some(Outward { segment, parcel: None, .. }) = outward
             && id != NO_LANE
         {
-            let ring_bytes = self.budget.take();
+            let share = self.budget.take();
             let lane = &mut self.send_lanes[id as usize];
-            let ring = segment.producer(channel, ring_bytes, self.options.piece_bytes, lane.shuttles.clone());
+            let ring = segment.producer(channel, share, self.options.piece_bytes, lane.shuttles.clone());
             lane.ring = Some(ring);
         }
     }

@@ -11,10 +11,10 @@ pub struct ShmOptions {
     /// between the sender's copy in and the receiver's copy out. Long messages go in pieces of up to four times as
     /// much. A multiple of 128.
     pub piece_bytes: usize,
-    /// Bytes of a ring per channel and direction, while the budget lasts. A multiple of 4096. Channels with rings of
-    /// 128 KiB and more have another 64 KiB of staging, in which messages of up to that length are answered in place.
+    /// Bytes of a ring per channel and direction, while the budget lasts. A multiple of 4096.
     pub ring_bytes: usize,
-    /// Limit on the staging that this rank creates for all of its sending, in bytes.
+    /// Limit on the rings that this rank creates for all of its sending, in bytes. Memory in which messages are answered in
+    /// place may take a quarter as much in addition.
     pub staging_max: usize,
     /// Whether receivers read long messages straight from their sender's memory.
     pub single_copy: SingleCopy,
@@ -110,24 +110,13 @@ pub(crate) const CHANNELS_MAX: u16 = 64;
 /// Minimum number of channels to one peer: one for messages, and 32 for calls, so that a large job need not have fewer
 /// segments in flight, between hosts too. An unused channel costs address space only.
 const CHANNELS_MIN: usize = 33;
-/// Length of the smallest ring of a channel that has shuttles as well.
-const SHUTTLES_FROM: usize = 2 * SHUTTLES_BYTES;
-
-/// Returns whether a channel with such a ring has shuttles.
-pub(crate) fn has_shuttles(ring_bytes: usize) -> bool {
-    ring_bytes >= SHUTTLES_FROM
-}
-
-/// Returns the bytes of staging that a channel with such a ring takes.
-pub(crate) fn channel_bytes(ring_bytes: usize) -> usize {
-    CONTROL_BYTES + ring_bytes + if has_shuttles(ring_bytes) { SHUTTLES_BYTES } else { 0 }
-}
-
 /// Number of channels to all peers together for which memory is reserved. Even if all of them have the smallest ring,
 /// they stay within a quarter of the default budget: 1024 x (4 KiB control + 4 KiB ring) = 8 MiB.
 const CHANNELS_TOTAL: usize = 1024;
 /// Minimum number of channels to one peer for which memory is reserved.
 const CHANNELS_RESERVED_MIN: usize = 8;
+/// The part of the limit on staging that shuttles may take in addition: one in this many.
+const SHUTTLES_PART: usize = 4;
 /// Length of a channel's control page.
 pub(crate) const CONTROL_BYTES: usize = 4096;
 
@@ -148,6 +137,15 @@ pub(crate) struct Budget {
     unopened: usize,
     ring_bytes: usize,
     floor: usize,
+    /// Number of channels that may still get shuttles.
+    shuttled: usize,
+}
+
+/// The memory of one more channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) ring_bytes: usize,
+    pub(crate) has_shuttles: bool,
 }
 
 impl Budget {
@@ -155,12 +153,13 @@ impl Budget {
     pub(crate) fn new(options: &ShmOptions, world_size: u32, peers: usize) -> Self {
         let unopened = channels(world_size, CHANNELS_RESERVED_MIN) * peers;
         let ring_bytes = options.ring_bytes;
-        let is_ample = unopened * channel_bytes(ring_bytes) <= options.staging_max;
+        let is_ample = unopened * (ring_bytes + CONTROL_BYTES) <= options.staging_max;
         let fair = (options.staging_max / 2).checked_div(unopened).unwrap_or(0).saturating_sub(CONTROL_BYTES);
         let floor =
             if is_ample { ring_bytes } else { power_of_two_below(fair).clamp(RING_MIN_BYTES, ring_bytes) };
         // The floor consists of whole pages: it is a power of two of at least a page, or `ring_bytes`.
-        Self { left: options.staging_max, unopened, ring_bytes, floor }
+        let shuttled = options.staging_max / SHUTTLES_PART / SHUTTLES_BYTES;
+        Self { left: options.staging_max, unopened, ring_bytes, floor, shuttled }
     }
 
     /// Returns the size of the smallest ring that a channel gets.
@@ -168,14 +167,16 @@ impl Budget {
         self.floor
     }
 
-    /// Returns the size of the ring for one more channel, and takes it from the budget.
-    pub(crate) fn take(&mut self) -> usize {
-        let reserve = self.unopened * channel_bytes(self.floor);
+    /// Returns the share of one more channel, and takes it from the budget.
+    pub(crate) fn take(&mut self) -> Share {
+        let reserve = self.unopened * (self.floor + CONTROL_BYTES);
         let share = power_of_two_below(self.left.saturating_sub(reserve) / 32);
         let ring = share.clamp(self.floor, self.ring_bytes);
         self.unopened = self.unopened.saturating_sub(1);
-        self.left = self.left.saturating_sub(channel_bytes(ring));
-        ring
+        self.left = self.left.saturating_sub(ring + CONTROL_BYTES);
+        let has_shuttles = self.shuttled > 0 && ring >= SHUTTLES_BYTES;
+        self.shuttled -= usize::from(has_shuttles);
+        Share { ring_bytes: ring, has_shuttles }
     }
 }
 
@@ -197,6 +198,10 @@ fn channels(world_size: u32, least: usize) -> usize {
 mod tests {
     use super::*;
 
+    fn bytes(share: Share) -> usize {
+        share.ring_bytes + CONTROL_BYTES + if share.has_shuttles { SHUTTLES_BYTES } else { 0 }
+    }
+
     #[test]
     fn staging_is_bounded_whatever_the_world() {
         for world_size in [1u32, 2, 3, 4, 8, 16, 17, 64, 128] {
@@ -204,11 +209,12 @@ mod tests {
             let peers = world_size as usize - 1;
             let mut budget = Budget::new(&options, world_size, peers);
             let reserved = budget.unopened;
-            let sum: usize = (0..reserved).map(|_| channel_bytes(budget.take())).sum();
-            assert!(sum <= options.staging_max, "{world_size} ranks: {sum} bytes");
+            let sum: usize = (0..reserved).map(|_| bytes(budget.take())).sum();
+            let limit = options.staging_max + options.staging_max / SHUTTLES_PART;
+            assert!(sum <= limit, "{world_size} ranks: {sum} bytes");
             let worst = ShmOptions { staging_max: 0, ..options };
             let mut budget = Budget::new(&worst, world_size, peers);
-            let sum: usize = (0..reserved).map(|_| channel_bytes(budget.take())).sum();
+            let sum: usize = (0..reserved).map(|_| bytes(budget.take())).sum();
             assert!(sum <= 8 << 20, "{world_size} ranks, no budget: {sum} bytes");
         }
     }
@@ -226,7 +232,7 @@ mod tests {
             let channels = usize::from(channels_max(world_size)) * (world_size as usize - 1);
             let mut budget = Budget::new(&ShmOptions::default(), world_size, world_size as usize - 1);
             assert_eq!(budget.floor(), floor, "{world_size} ranks");
-            let rings: Vec<usize> = (0..channels).map(|_| budget.take()).collect();
+            let rings: Vec<usize> = (0..channels).map(|_| budget.take().ring_bytes).collect();
             assert!(
                 rings.iter().all(|r| (floor..=RING_BYTES).contains(r) && r.is_multiple_of(RING_MIN_BYTES))
             );
@@ -236,6 +242,17 @@ mod tests {
     #[test]
     fn first_channels_of_a_large_world_get_full_rings() {
         let mut budget = Budget::new(&ShmOptions::default(), 64, 63);
-        assert!((0..40).all(|_| budget.take() == RING_BYTES));
+        assert!((0..40).all(|_| budget.take().ring_bytes == RING_BYTES));
+    }
+
+    #[test]
+    fn long_rings_have_shuttles_while_the_budget_lasts() {
+        let shares = |options: &ShmOptions| {
+            let mut budget = Budget::new(options, 2, 1);
+            (0..64).filter(|_| budget.take().has_shuttles).count()
+        };
+        assert_eq!(shares(&ShmOptions::default()), 32);
+        assert_eq!(shares(&ShmOptions { ring_bytes: 128 << 10, ..ShmOptions::default() }), 0);
+        assert_eq!(shares(&ShmOptions { staging_max: 0, ..ShmOptions::default() }), 0);
     }
 }

@@ -12,7 +12,7 @@ use super::ring::{
     ALIGN, BYTES_FREED, CAN_GET, CELL_BYTES, CELL_INLINE, CELL_TAG, CELL_TOTAL, CELLS, CELLS_FREED, Control,
     Corrupt, DECLINED, INLINE_BYTES, RING_SIZE, RTS, SHUTTLE, SHUTTLE_SHIFT, SKIP, WITHDRAWN,
 };
-use super::shuttles::{SHUTTLE_BYTES, SHUTTLES_BYTES, Shuttles};
+use super::shuttles::{SHUTTLE_BYTES, SHUTTLES, SHUTTLES_BYTES, Shuttles};
 use crate::sys::atomic::{AtomicU32, fence};
 use crate::sys::{lines, map::Mapping};
 
@@ -173,7 +173,7 @@ impl Producer {
             return Ok(Some(Space { ptr, len: remaining, bits: 0 }));
         }
         if SHUTTLED.contains(&total)
-            && let Some(space) = self.reserve_shuttle(remaining)
+            && let Some(space) = self.reserve_shuttle(remaining, total)
         {
             return Ok(Some(space));
         }
@@ -182,9 +182,10 @@ impl Producer {
 
     /// Reserves a shuttle for the next piece of a message, if this end holds one.
     #[inline(never)]
-    fn reserve_shuttle(&self, remaining: usize) -> Option<Space> {
+    fn reserve_shuttle(&self, remaining: usize, total: usize) -> Option<Space> {
         let shuttle = self.shuttles.latest()?;
-        let len = remaining.min(SHUTTLE_BYTES);
+        let piece = (total / SHUTTLES).next_multiple_of(ALIGN).max(self.piece_bytes).min(SHUTTLE_BYTES);
+        let len = remaining.min(piece);
         Some(Space {
             ptr: self.shuttles.at(shuttle)?,
             len,

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::options::{CHANNELS_MAX, CONTROL_BYTES, RING_MAX_BYTES, RING_MIN_BYTES, has_shuttles};
+use super::options::{CHANNELS_MAX, CONTROL_BYTES, RING_MAX_BYTES, RING_MIN_BYTES, Share};
 use super::producer::Producer;
 use super::ring::{CAN_GET, Consumer};
 use super::shuttles::{SHUTTLES_BYTES, Shuttles};
@@ -90,17 +90,17 @@ impl Segment {
         Ok(Self { map: Arc::new(Mapping::new(fd, geometry.bytes())?), geometry })
     }
 
-    /// Opens a channel for sending, with a ring of `ring_bytes`. Called once per channel.
+    /// Opens a channel for sending, with this share of the staging. Called once per channel.
     pub(crate) fn producer(
         &self,
         channel: u16,
-        ring_bytes: usize,
+        share: Share,
         piece_bytes: usize,
         shuttles: Arc<Shuttles>,
     ) -> Producer {
         let offset = self.geometry.channel_offset(channel);
-        let ring_bytes = ring_bytes.min(self.geometry.ring_max);
-        shuttles.add_own(self.map.clone(), self.geometry.shuttles_offset(channel), has_shuttles(ring_bytes));
+        let ring_bytes = share.ring_bytes.min(self.geometry.ring_max);
+        shuttles.add_own(self.map.clone(), self.geometry.shuttles_offset(channel), share.has_shuttles);
         let producer = Producer::new(self.map.clone(), offset, ring_bytes, piece_bytes, shuttles)
             .with_rendezvous(CAN_GET_AT);
         self.used().fetch_or(1 << channel, Ordering::AcqRel);

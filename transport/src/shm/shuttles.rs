@@ -15,10 +15,11 @@ use std::sync::{Arc, OnceLock};
 
 use crate::sys::map::Mapping;
 
-/// Number of shuttles in the segment of each end.
-const SHUTTLES: usize = 4;
+/// Number of shuttles in the segment of each end, and of the pieces of a message that is longer than the shortest
+/// pieces.
+pub(super) const SHUTTLES: usize = 4;
 /// Length of a shuttle.
-pub(crate) const SHUTTLE_BYTES: usize = 16 << 10;
+pub(crate) const SHUTTLE_BYTES: usize = 64 << 10;
 /// Length of one end's shuttles together.
 pub(crate) const SHUTTLES_BYTES: usize = SHUTTLES * SHUTTLE_BYTES;
 
@@ -58,13 +59,13 @@ impl Held {
 
     /// Returns what is left without the latest shuttle. There must be one.
     fn without_latest(self) -> Self {
-        let bits = self.0 >> 32 << 32 & !Self::bit(Shuttle::named(self.0 as u32));
+        let bits = (self.0 >> 32 << 32) & !Self::bit(Shuttle::named(self.0 as u32));
         Self(bits | u64::from(self.0 as u32 >> 4))
     }
 
     /// Returns what is held with one shuttle more, which must not be held.
     fn with(self, shuttle: Shuttle) -> Self {
-        let bits = self.0 >> 32 << 32 | Self::bit(shuttle);
+        let bits = (self.0 >> 32 << 32) | Self::bit(shuttle);
         Self(bits | u64::from((self.0 as u32) << 4 | u32::from(shuttle.0)))
     }
 

@@ -65,7 +65,7 @@ fn shuttles_that_the_sender_does_not_hold_are_corrupt() {
     let corrupt = (Some(ErrorKind::Corrupt), vec![0]);
     for name in 0..8 {
         let bits = 1 << 29 | name << 26;
-        assert_eq!(verdict(1 << 20, &cell(bits | 20_000, 1 << 20), None), corrupt, "{name}, too long");
+        assert_eq!(verdict(1 << 20, &cell(bits | 70_016, 1 << 20), None), corrupt, "{name}, too long");
         // The receiver holds those of its own segment, as long as it has sent no message in them.
         if name < 4 {
             assert_eq!(verdict(4096, &cell(bits | 4096, 4096), None), corrupt, "{name}");
