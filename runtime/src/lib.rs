@@ -74,6 +74,7 @@ pub mod internal {
         pub use crate::wait::*;
     }
     pub use crate::api::SecondWait;
+    pub use kolo_transport::Unpoisoned;
 }
 
 #[cfg(feature = "ndarray")]

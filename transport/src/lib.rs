@@ -18,6 +18,7 @@ pub mod shm;
 mod stage;
 mod sys;
 pub mod tcp;
+mod unpoisoned;
 
 pub use arm::{Armed, ParkBy, arm_all};
 pub use endpoint::{
@@ -36,3 +37,4 @@ pub use sys::futex::{wait_word, wait_word_for, wait_words};
 pub use sys::process::Process;
 pub use sys::unshared::Unshared;
 pub use tcp::{TcpEndpoint, TcpOptions};
+pub use unpoisoned::Unpoisoned;

@@ -1,8 +1,9 @@
 //! Communicators: all operations, on addresses, and queries.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use kolo_rs::internal::Unpoisoned;
 use kolo_rs::{Communicator, Error, NEWCOMER};
 use pyo3::prelude::*;
 
@@ -248,7 +249,7 @@ impl Comm {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let open = self.open.get()?;
         py.detach(|| {
-            let communicator = open.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let communicator = open.lock().unpoisoned().take();
             drop(communicator);
         });
         Ok(())
@@ -256,7 +257,7 @@ impl Comm {
 
     #[getter]
     fn closed(&self) -> PyResult<bool> {
-        Ok(self.open.get()?.lock().unwrap_or_else(PoisonError::into_inner).is_none())
+        Ok(self.open.get()?.lock().unpoisoned().is_none())
     }
 
     #[getter]
@@ -424,7 +425,7 @@ impl Comm {
     }
 
     fn communicator(&self) -> PyResult<Arc<Communicator>> {
-        let open = self.open.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.get()?.lock().unpoisoned();
         open.clone().ok_or_else(|| usage("the communicator is closed"))
     }
 
@@ -443,7 +444,7 @@ impl Comm {
 impl Drop for Comm {
     fn drop(&mut self) {
         if let Ok(open) = self.open.get() {
-            let last = open.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let last = open.lock().unpoisoned().take();
             Python::attach(|py| py.detach(|| drop(last)));
         }
     }

@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use kolo_transport::Unpoisoned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
@@ -126,7 +127,7 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
         let ranks = left.ranks.to_vec();
         let sound = std::sync::Mutex::new(Some((sound, Arc::downgrade(watch.abort_flag()))));
         watch.abort_flag().on_raise(Box::new(move || {
-            let taken = sound.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            let taken = sound.lock().unpoisoned().take();
             if let Some((sound, flag)) = taken {
                 let cause = flag.upgrade().and_then(|flag| flag.cause());
                 let _ = cause.map(|cause| sound.send(absence(cause, &ranks)));

@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
+use kolo_transport::Unpoisoned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{AbortReason, Error, ErrorContext, LossCause};
@@ -209,7 +210,7 @@ impl AbortFlag {
         if self.cause.set(cause).is_err() {
             return false;
         }
-        let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hooks = self.hooks.lock().unpoisoned();
         self.word.store(1, Ordering::Release);
         let waiting = std::mem::take(&mut *hooks);
         drop(hooks);
@@ -239,7 +240,7 @@ impl AbortFlag {
     /// the thread that raises the flag, often the control thread, so it must not block. A hook should hold the owner of
     /// this flag by a `Weak`, or both would be kept alive.
     pub fn on_raise(&self, hook: Box<dyn Fn() + Send + Sync>) {
-        let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hooks = self.hooks.lock().unpoisoned();
         if self.is_raised() {
             drop(hooks);
             hook();

@@ -14,10 +14,11 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kolo_transport::Unpoisoned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::handshake::Credentials;
@@ -83,14 +84,14 @@ struct InFlightGuard(Arc<Progress>);
 
 impl InFlightGuard {
     fn new(progress: &Arc<Progress>) -> Self {
-        *progress.in_flight.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *progress.in_flight.lock().unpoisoned() += 1;
         Self(progress.clone())
     }
 }
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        *self.0.in_flight.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *self.0.in_flight.lock().unpoisoned() -= 1;
         self.0.changed.notify_all();
     }
 }
@@ -108,7 +109,7 @@ impl Forwarder {
     /// Waits until no message is being passed on, at most for `patience`.
     pub(super) fn wait(&self, patience: Duration) {
         let Progress { in_flight, changed, .. } = &*self.progress;
-        let in_flight = in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_flight = in_flight.lock().unpoisoned();
         drop(changed.wait_timeout_while(in_flight, patience, |in_flight| *in_flight > 0));
     }
 

@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use kolo_transport::Unpoisoned;
 use tokio::sync::{mpsc, watch};
 
 use super::OnSilence;
@@ -99,13 +100,13 @@ pub(super) type Raise = (Arc<AbortFlag>, AbortCause);
 
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     /// Waits for a change of the state, until the given time at most.
     pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>, until: Instant) -> MutexGuard<'a, State> {
         let left = until.saturating_duration_since(Instant::now());
-        self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+        self.changed.wait_timeout(state, left).unpoisoned().0
     }
 
     /// Queues a message. If the connection is gone, the message is lost, and the state says so.
@@ -484,7 +485,7 @@ async fn listen(
         let loss = match inbox.next().await {
             Received::Frame(payload) => match decode::<FromCoordinator>(&payload) {
                 Ok(message) => {
-                    *beats.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                    *beats.lock().unpoisoned() = Instant::now();
                     shared.handle_last(message)
                 }
                 Err(error) => {
@@ -523,7 +524,7 @@ async fn run(
         let mut suspected = false;
         loop {
             // Silence must be noticed when it reaches the limit, not at the next heartbeat.
-            let silent_at = *beats.lock().unwrap_or_else(PoisonError::into_inner) + liveness.dead_after;
+            let silent_at = *beats.lock().unpoisoned() + liveness.dead_after;
             let wakeup = if fails { due.min(silent_at) } else { due };
             tokio::time::sleep_until(wakeup.into()).await;
             let now = Instant::now();
@@ -538,7 +539,7 @@ async fn run(
             if !fails {
                 continue;
             }
-            let mut last = beats.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last = beats.lock().unpoisoned();
             if late > liveness.heartbeat {
                 *last = now; // this process was itself stopped, so rank 0's messages are still unread
             }

@@ -98,8 +98,8 @@ pub(crate) use peers::waiting_list::{
 pub(crate) use regroup::{Absence, RegroupSpec};
 pub(crate) use wire::foreign;
 
-use kolo_transport::Process;
 use kolo_transport::tcp::Port;
+use kolo_transport::{Process, Unpoisoned};
 
 use crate::error::{Error, JoinFailure, LossCause, Result};
 use crate::job::limits::{
@@ -260,7 +260,7 @@ impl Control {
     /// on other ranks.
     #[must_use]
     pub fn rejected_connections(&self) -> Option<u64> {
-        let coordinator = self.inner.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let coordinator = self.inner.coordinator.lock().unpoisoned();
         coordinator
             .as_ref()
             .map(|coordinator| coordinator.counters.rejected.load(std::sync::atomic::Ordering::Relaxed))
@@ -275,7 +275,7 @@ impl Control {
     /// `None` on other ranks.
     #[must_use]
     pub fn coordinator_bytes(&self) -> Option<(u64, u64)> {
-        let coordinator = self.inner.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let coordinator = self.inner.coordinator.lock().unpoisoned();
         let bytes = |of: &std::sync::atomic::AtomicU64| of.load(std::sync::atomic::Ordering::Relaxed);
         coordinator.as_ref().map(|coordinator| {
             let sent = bytes(&coordinator.counters.sent_bytes) + self.inner.shared.forwarded_bytes();
@@ -414,7 +414,7 @@ impl Inner {
     }
 
     fn close_coordinator(&self, patience: Duration) {
-        let coordinator = self.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let coordinator = self.coordinator.lock().unpoisoned().take();
         if let Some(coordinator) = coordinator {
             let (done, ended) = mpsc::channel::<()>();
             self.runtime.spawn(coordinator.linger(patience, self.shared.left_behind(), Box::new(done)));
