@@ -22,8 +22,8 @@ mod unpoisoned;
 
 pub use arm::{Armed, ParkBy, arm_all};
 pub use endpoint::{
-    Caps, Channel, Consumer, Endpoint, Envelope, Event, Fits, GRAIN_BYTES, Paced, Packer, Piece, Posted,
-    Rail, Reach, Short, Sink, Token,
+    Caps, Channel, Consumer, Endpoint, Envelope, Event, Fits, GRAIN_BYTES, OnMisfit, Paced, Packer, Piece,
+    Posted, Rail, Reach, Short, Sink, Token,
 };
 pub use error::{Error, ErrorKind};
 pub use kinds::{Features, Options, TransportKind};

@@ -24,7 +24,7 @@ use super::small::Lockable;
 use super::stats::Counters;
 use super::wire::{CHANNELS, EAGER_BYTES, GRANTS};
 use crate::arm::{Armed, ParkBy};
-use crate::endpoint::{Caps, Channel, Endpoint, Event, Piece, Posted, Reach, Sink, Token};
+use crate::endpoint::{Caps, Channel, Endpoint, Event, OnMisfit, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, DeviceAccess, MemoryCounters, Registered};
 
@@ -151,7 +151,9 @@ impl RdmaEndpoint {
                 staging_per_channel: BLOCK_BYTES + GRANTS as usize * CHUNK_BYTES,
                 park_word: false,
                 park_fd: true,
-                in_place: true,
+                can_probe: true,
+                can_cancel_recvs: false,
+                can_pack: false,
                 stage: None,
             },
             rank,
@@ -288,25 +290,11 @@ impl Endpoint for RdmaEndpoint {
         on: Channel,
         tag: u64,
         dst: Sink<'_>,
+        on_misfit: OnMisfit,
         token: Token,
     ) -> Result<Posted, Error> {
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_recv(on, tag, dst, token, false) }
-    }
-
-    fn can_probe(&self) -> bool {
-        true
-    }
-
-    unsafe fn post_recv_if(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        dst: Sink<'_>,
-        token: Token,
-    ) -> Result<Posted, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue_recv(on, tag, dst, token, true) }
+        unsafe { self.enqueue_recv(on, tag, dst, on_misfit, token) }
     }
 
     fn probe(&mut self, on: Channel) -> Result<(), Error> {

@@ -9,7 +9,7 @@ use super::progress::Hands;
 use super::trouble::Trouble;
 use super::wire::{CHANNELS, EAGER_BYTES};
 use super::{receiving, sending};
-use crate::endpoint::{Channel, Event, Piece, Posted, Sink, Token};
+use crate::endpoint::{Channel, Event, OnMisfit, Piece, Posted, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::pieces::{Cursor, Eater, Pieces};
 
@@ -91,8 +91,8 @@ impl RdmaEndpoint {
         on: Channel,
         tag: u64,
         dst: Sink<'_>,
+        on_misfit: OnMisfit,
         token: Token,
-        conditional: bool,
     ) -> Result<Posted, Error> {
         self.usable(on)?;
         let (landing, len) = match dst {
@@ -117,7 +117,7 @@ impl RdmaEndpoint {
             token,
             tag,
             len,
-            conditional,
+            conditional: on_misfit == OnMisfit::Return,
             landing,
             way: Way::Open,
             granted: 0,
