@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::Communicator;
-use crate::control::ExchangeKey;
+use crate::control::GatherKey;
 use crate::error::{Error, JoinFailure, Result};
 use crate::network::{Sample, Table, Wire, probe};
 use crate::reduce::DefaultFloats;
@@ -72,8 +72,8 @@ impl Communicator {
     fn tell_measured(&self, measured: &Measured, deadline: Instant) -> Result<Vec<Measured>> {
         let shared = &self.shared;
         let blob = postcard::to_stdvec(measured).map_err(|error| self.nonsense(&error.to_string()))?;
-        let key = ExchangeKey { communicator: shared.group.id, round: NETWORK_ROUND };
-        let blobs = shared.world.control.exchange(key, &shared.group.members, blob, deadline)?;
+        let key = GatherKey { communicator: shared.group.id, round: NETWORK_ROUND };
+        let blobs = shared.world.control.all_gather(key, &shared.group.members, blob, deadline)?;
         blobs
             .iter()
             .map(|blob| postcard::from_bytes(blob).map_err(|error| self.nonsense(&error.to_string())))

@@ -9,7 +9,7 @@ use super::Communicator;
 use crate::call::{Waited, out_of_range};
 use crate::communicator::{Making, child_id, patience, renumbered};
 use crate::config::Config;
-use crate::control::ExchangeKey;
+use crate::control::GatherKey;
 use crate::drive;
 use crate::error::{Error, JoinFailure, Result};
 
@@ -173,8 +173,8 @@ impl Communicator {
     /// communicator up after a fatal error, as every call does.
     pub(super) fn exchange(&self, round: u64, blob: Vec<u8>, deadline: Instant) -> Result<Vec<Vec<u8>>> {
         let shared = &self.shared;
-        let key = ExchangeKey { communicator: shared.group.id, round };
-        let told = shared.world.control.exchange(key, &shared.group.members, blob, deadline);
+        let key = GatherKey { communicator: shared.group.id, round };
+        let told = shared.world.control.all_gather(key, &shared.group.members, blob, deadline);
         told.inspect_err(|error| drive::give_up_after(shared, error))
     }
 

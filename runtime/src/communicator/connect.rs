@@ -21,7 +21,7 @@ use super::shared_memory;
 use super::time_limit::TimeLimit;
 use crate::affinity::{self, Place, SoftAffinity};
 use crate::config::{Config, Determinism};
-use crate::control::{ExchangeKey, PeerInfo, StatusBoard};
+use crate::control::{GatherKey, PeerInfo, StatusBoard};
 use crate::dispatch::{Limits, Planner};
 use crate::engine::Engine;
 use crate::error::{Error, JoinFailure, Result};
@@ -151,8 +151,8 @@ impl Making {
     /// Sends a message to all others, and returns the messages of all in rank order.
     pub(super) fn tell(&self, round: u64, message: &impl Serialize) -> Result<Vec<Vec<u8>>> {
         let blob = postcard::to_stdvec(message).map_err(|error| broken(self.rank, &error))?;
-        let key = ExchangeKey { communicator: self.id, round };
-        self.world.control.exchange(key, &self.members, blob, self.deadline)
+        let key = GatherKey { communicator: self.id, round };
+        self.world.control.all_gather(key, &self.members, blob, self.deadline)
     }
 
     /// Returns the names of the hosts by their numbers. Hosts are numbered in order of appearance.

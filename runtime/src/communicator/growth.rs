@@ -27,7 +27,7 @@ use super::renumbering::renumbered;
 use super::shared::{Shared, World};
 use crate::config::{Config, Elastic};
 use crate::control::{
-    AbortCause, AbortKind, Absence, Admission, AdmittedNewcomer, Applicant, Control, ExchangeKey,
+    AbortCause, AbortKind, Absence, Admission, AdmittedNewcomer, Applicant, Control, GatherKey,
     MemberAddress, Membership, Offer, RegroupSpec, WaitingList, derive,
 };
 use crate::error::{Error, ErrorContext, JoinFailure, NEWCOMER, Result};
@@ -198,8 +198,8 @@ fn exchange(
     });
     let told = Told { places, listed: listed.collect() };
     let blob = postcard::to_stdvec(&told).map_err(|error| broken(rank, &error))?;
-    let key = ExchangeKey { communicator: INTERIM, round: 0 };
-    let blobs = interim.exchange(key, members, blob, deadline)?;
+    let key = GatherKey { communicator: INTERIM, round: 0 };
+    let blobs = interim.all_gather(key, members, blob, deadline)?;
     let all: std::result::Result<Vec<Told>, _> =
         blobs.iter().map(|blob| postcard::from_bytes(blob)).collect();
     let all = all.map_err(|error| broken(rank, &error))?;

@@ -158,7 +158,7 @@ pub(super) fn failed_paths(
 mod tests {
     use super::*;
     use crate::job::MAX_WORLD_SIZE;
-    use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
+    use crate::job::limits::{MAX_BLOB_BYTES, MAX_GATHERED_BYTES};
 
     fn blob(failed: &[(u32, String)]) -> Vec<u8> {
         postcard::to_stdvec(&to_tell(failed)).unwrap()
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn all_ranks_may_have_failed_to_reach_all_others() {
-        let most = MAX_BLOB_BYTES.min(MAX_EXCHANGE_BYTES / MAX_WORLD_SIZE as usize);
+        let most = MAX_BLOB_BYTES.min(MAX_GATHERED_BYTES / MAX_WORLD_SIZE as usize);
         for reasons in [1, 2, 10, MAX_WORLD_SIZE] {
             let why = |peer: u32| format!("reason {} is {}", peer % reasons, "long ".repeat(100));
             let failed: Vec<_> = (0..MAX_WORLD_SIZE).map(|peer| (peer, why(peer))).collect();

@@ -1,13 +1,13 @@
-//! Forwarding of long messages from rank to rank: the coordinator sends the welcome and the blobs of an exchange to
+//! Forwarding of long messages from rank to rank: the coordinator sends the welcome and the blobs of an all-gather to
 //! only a few ranks, and each passes them on to a few others through their listeners.
 //!
 //! The only purpose is to spare the coordinator bytes. Each rank reports that it has the message. If no report arrives
 //! for a while, the coordinator itself sends the message to the ranks that lack it, whatever the reason: an unreachable
-//! listener, or a rank that has died or left. Duplicates do no harm, since an exchange ends only once. Members whose
+//! listener, or a rank that has died or left. Duplicates do no harm, since an all-gather ends only once. Members whose
 //! listener others could not reach get later messages from the coordinator directly.
 //!
 //! The tree is that of a heap. A message's receivers have *places* from 0 on, in the order of their ranks (or of the
-//! members of an exchange). The coordinator sends to the first [`FAN_OUT`] places, and place p sends to the [`FAN_OUT`]
+//! members of an all-gather). The coordinator sends to the first [`FAN_OUT`] places, and place p sends to the [`FAN_OUT`]
 //! places from `FAN_OUT * (p + 1)` on.
 
 use std::collections::BTreeSet;
@@ -171,7 +171,7 @@ async fn send(way: &Way, frame: &Bytes, forwarded_bytes: &AtomicU64) -> Result<(
 /// A message that ranks are passing on, with the coordinator's knowledge of who has it.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    pub(super) key: Option<super::ExchangeKey>,
+    pub(super) key: Option<super::GatherKey>,
     /// The message itself, for ranks that do not get it from others.
     pub(super) frame: Bytes,
     /// All receivers, by their places.
