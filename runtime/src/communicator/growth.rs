@@ -28,7 +28,7 @@ use super::shared::{Shared, World};
 use crate::config::{Config, Elastic};
 use crate::control::{
     AbortCause, AbortKind, Absence, Admission, AdmittedNewcomer, Applicant, Control, GatherKey,
-    MemberAddress, Membership, Offer, RegroupSpec, WaitingList, derive,
+    MemberAddress, Membership, Offer, RegroupSpec, Round, WaitingList, derive,
 };
 use crate::error::{Error, ErrorContext, JoinFailure, NEWCOMER, Result};
 use crate::job::{MAX_WORLD_SIZE, deadline_after};
@@ -197,12 +197,8 @@ fn exchange(
         address: MemberAddress { host_key: newcomer.host_key, listener: newcomer.listener },
     });
     let told = Told { places, listed: listed.collect() };
-    let blob = postcard::to_stdvec(&told).map_err(|error| broken(rank, &error))?;
-    let key = GatherKey { communicator: INTERIM, round: 0 };
-    let blobs = interim.all_gather(key, members, blob, deadline)?;
-    let all: std::result::Result<Vec<Told>, _> =
-        blobs.iter().map(|blob| postcard::from_bytes(blob)).collect();
-    let all = all.map_err(|error| broken(rank, &error))?;
+    let key = GatherKey { communicator: INTERIM, round: Round::Newcomers };
+    let all = interim.all_gather(key, members, &told, deadline)?;
     match all.iter().find(|told| told.places != places) {
         None => Ok(all.into_iter().map(|told| told.listed).collect()),
         Some(other) => {

@@ -1,16 +1,45 @@
-//! A rank's side of an all-gather of blobs.
+//! A rank's side of an all-gather.
 
 use std::collections::hash_map::Entry;
+use std::fmt;
 use std::time::{Duration, Instant};
+
+use serde::{Serialize, de::DeserializeOwned};
 
 use super::abort::{AbortKind, Loss};
 use super::member::{CoordinatorStanding, OpenGather, Shared};
 use super::ranks;
-use super::wire::{GatherFailure, GatherKey, ToCoordinator};
-use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, LossCause, PeerState, Result};
+use super::wire::{GatherFailure, GatherKey, ToCoordinator, decode};
+use crate::error::{
+    AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, LossCause, PeerState, Result,
+};
 use crate::job::limits::{MAX_BLOB_BYTES, VERDICT_TIMEOUT};
 
-pub(crate) fn all_gather(
+/// See [`Control::all_gather`](super::Control::all_gather).
+pub(crate) fn all_gather<T: Serialize + DeserializeOwned>(
+    shared: &Shared,
+    key: GatherKey,
+    members: &[u32],
+    value: &T,
+    deadline: Instant,
+) -> Result<Vec<T>> {
+    let unreadable = |problem: &dyn fmt::Display| Error::Join {
+        rank: Some(place(members, shared.rank)),
+        kind: JoinFailure::Version,
+        problem: format!("a rank's part of the {key} could not be read: {problem}"),
+        remedy: "Use the same version of Kolo on all ranks".to_owned(),
+    };
+    let blob = postcard::to_stdvec(value).map_err(|error| unreadable(&error))?;
+    let blobs = gather_blobs(shared, key, members, blob, deadline)?;
+    blobs.iter().map(|blob| decode(blob).map_err(|error| unreadable(&error))).collect()
+}
+
+/// Returns the position of a rank among the members.
+fn place(members: &[u32], rank: u32) -> u32 {
+    members.iter().position(|&member| member == rank).unwrap_or_default() as u32
+}
+
+fn gather_blobs(
     shared: &Shared,
     key: GatherKey,
     members: &[u32],
@@ -18,9 +47,8 @@ pub(crate) fn all_gather(
     deadline: Instant,
 ) -> Result<Vec<Vec<u8>>> {
     let started = Instant::now();
-    let place = |rank: u32| members.iter().position(|&member| member == rank).unwrap_or_default() as u32;
-    let name = format!("all-gather {} of communicator {:#x}", key.round, key.communicator);
-    let context = ErrorContext::unnumbered(place(shared.rank), name);
+    let place = |rank: u32| place(members, rank);
+    let context = ErrorContext::unnumbered(place(shared.rank), key.to_string());
     let usage = |problem: String| Error::Usage { context: context.clone(), problem };
     let late = |by: u32, missing: &[u32]| {
         let missing = missing.iter().map(|&rank| (rank, place(rank))).collect();

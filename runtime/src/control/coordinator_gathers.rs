@@ -102,7 +102,7 @@ impl Gathers {
         }
         let place = members.iter().position(|&member| member == rank).unwrap_or_default();
         if collecting.blobs[place].is_some() {
-            let problem = format!("rank {rank} used round {} twice", key.round);
+            let problem = format!("rank {rank} took part twice in the {key}");
             return refuse(GatherFailure::Disagreement { problem });
         }
         collecting.bytes += blob.len();
@@ -196,10 +196,11 @@ fn check(rank: u32, members: &[u32], blob: &[u8], world_size: u32) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::wire::Round;
     use crate::control::wire::decode;
     use crate::error::LossCause;
 
-    const KEY: GatherKey = GatherKey { communicator: 1, round: 2 };
+    const KEY: GatherKey = GatherKey { communicator: 1, round: Round::Split(2) };
 
     fn bring(gathers: &mut Gathers, rank: u32, members: &[u32], blob: &[u8]) -> Vec<Delivery> {
         let contribution = Contribution { key: KEY, members: members.to_vec(), blob: blob.to_vec() };
@@ -241,7 +242,7 @@ mod tests {
     fn open_all_gathers_and_memories_are_bounded() {
         let mut gathers = Gathers::default();
         for round in 0..3 * MAX_OPEN_GATHERS as u64 {
-            let key = GatherKey { communicator: 1, round };
+            let key = GatherKey { communicator: 1, round: Round::Split(round) };
             let contribution = Contribution { key, members: vec![0, 1], blob: vec![] };
             let refused = gathers.contribute(0, contribution, 8, &|_| Standing::Here);
             assert_eq!(refused.is_empty(), round < MAX_OPEN_GATHERS as u64);
@@ -250,7 +251,7 @@ mod tests {
         gathers.forget(1);
         assert!(gathers.open.is_empty());
         for round in 0..5000 {
-            let key = GatherKey { communicator: 2, round };
+            let key = GatherKey { communicator: 2, round: Round::Split(round) };
             let contribution = Contribution { key, members: vec![0, 1], blob: vec![] };
             assert!(gathers.contribute(0, contribution, 8, &|_| Standing::Here).is_empty());
             assert_eq!(gathers.withdraw(0, key).len(), 1);

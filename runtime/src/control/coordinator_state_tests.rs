@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::control::abort::AbortKind;
 use crate::control::forwarding;
-use crate::control::wire::{GatherKey, PeerInfo, decode};
+use crate::control::wire::{GatherKey, PeerInfo, Round, decode};
 use crate::job::limits::{Liveness, MAX_OPEN_GATHERS};
 
 pub(super) fn coordinator(world_size: u32, now: Instant) -> CoordinatorState {
@@ -246,7 +246,7 @@ fn what_comes_after_an_abort_does_not_use_up_a_members_all_gathers() {
     let now = Instant::now();
     let mut coordinator = running(2, now);
     let bring = |communicator| {
-        let key = GatherKey { communicator, round: 1 };
+        let key = GatherKey { communicator, round: Round::Split(1) };
         ToCoordinator::AllGather { key, members: vec![0, 1], blob: vec![7] }
     };
     for communicator in 10..10 + 2 * MAX_OPEN_GATHERS as u64 {
@@ -347,7 +347,7 @@ fn newcomers_to_an_ending_coordinator_are_to_try_again() {
 
 /// Brings a blob of 1 KiB for each of `ranks` ranks, and returns the messages that the coordinator then sends, by connection.
 fn gathered(coordinator: &mut CoordinatorState, ranks: u32, now: Instant) -> Vec<(u64, FromCoordinator)> {
-    let key = GatherKey { communicator: 1, round: 0 };
+    let key = GatherKey { communicator: 1, round: Round::Split(0) };
     for rank in 0..ranks {
         let members = (0..ranks).collect();
         let bring = ToCoordinator::AllGather { key, members, blob: vec![1; 1 << 10] };
@@ -371,7 +371,7 @@ fn many_ranks_pass_on_what_is_long_and_few_get_it_from_the_coordinator() {
 fn who_does_not_get_what_is_passed_on_gets_it_from_the_coordinator() {
     let mut now = Instant::now();
     let mut coordinator = running(64, now);
-    let key = GatherKey { communicator: 1, round: 0 };
+    let key = GatherKey { communicator: 1, round: Round::Split(0) };
     let passed = gathered(&mut coordinator, 64, now);
     let mut beat = |coordinator: &mut CoordinatorState| {
         now += Liveness::default().heartbeat;
@@ -390,7 +390,7 @@ fn who_does_not_get_what_is_passed_on_gets_it_from_the_coordinator() {
     assert_eq!(late.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [60, 61, 62, 63]);
     // From then on these ranks get messages directly.
     let next = ToCoordinator::AllGather {
-        key: GatherKey { round: 1, ..key },
+        key: GatherKey { round: Round::Split(1), ..key },
         members: (0..64).collect(),
         blob: vec![1; 1 << 10],
     };
@@ -406,7 +406,7 @@ fn who_does_not_get_what_is_passed_on_gets_it_from_the_coordinator() {
 #[test]
 fn a_coordinator_that_closes_first_sends_what_is_passed_on() {
     let begin = Instant::now();
-    let key = GatherKey { communicator: 1, round: 0 };
+    let key = GatherKey { communicator: 1, round: Round::Split(0) };
     for patience in [Duration::ZERO, Duration::from_millis(10)] {
         let mut coordinator = running(64, begin);
         gathered(&mut coordinator, 64, begin);
@@ -436,7 +436,8 @@ enum Fact {
 }
 
 fn facts() -> impl Strategy<Value = Fact> {
-    let key = (0..2u64, 0..3u64).prop_map(|(communicator, round)| GatherKey { communicator, round });
+    let key = (0..2u64, 0..3u64)
+        .prop_map(|(communicator, round)| GatherKey { communicator, round: Round::Split(round) });
     let members = prop::collection::vec(0..5u32, 0..4);
     let message = prop_oneof![
         Just(ToCoordinator::Heartbeat),

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use super::tests::coordinator;
 use super::*;
 use crate::control::forwarding;
-use crate::control::wire::{GatherKey, PeerInfo, decode};
+use crate::control::wire::{GatherKey, PeerInfo, Round, decode};
 use crate::job::limits::Liveness;
 
 /// Bits per second of each rank's link.
@@ -18,7 +18,7 @@ const ONE_WAY: Duration = Duration::from_micros(100);
 const ROUND_TRIPS_TO_CONNECT: u32 = 3;
 /// Bytes that a rank contributes to the table of addresses, as measured with 256 processes over TCP.
 const CARD_BYTES: usize = 450;
-const KEY: GatherKey = GatherKey { communicator: 1, round: 0 };
+const KEY: GatherKey = GatherKey { communicator: 1, round: Round::Introductions };
 
 enum Event {
     Told { rank: u32, message: Rc<Message>, hops: u32 },

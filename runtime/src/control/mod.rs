@@ -83,7 +83,7 @@ pub use board::{Past, Status, StatusBoard};
 pub use invitation::Invitation;
 pub use membership::Membership;
 pub use runtime::ControlRuntime;
-pub use wire::{GatherKey, PeerInfo};
+pub use wire::{GatherKey, PeerInfo, Round};
 
 pub(crate) use agreement::{Disagreement, Purpose, Until};
 pub(crate) use coordinator::Coordinator;
@@ -119,6 +119,7 @@ use peers::Peers;
 use peers::evidence::Seen;
 use peers::listener::Listener;
 use regroup::Regroup;
+use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::oneshot;
 use wire::ToCoordinator;
 
@@ -289,22 +290,22 @@ impl Control {
         self.inner.shared.lock().coordinator != CoordinatorStanding::Open
     }
 
-    /// Gathers one bounded blob from each of `members` (world ranks, which all members name in the same order),
-    /// identified by a key that is used once. Returns the blobs in the order of the members. Blocks until the deadline
-    /// at most.
+    /// Gathers one value from each of `members` (world ranks, which all members name in the same order), identified by a
+    /// key that is used once. Returns the values in the order of the members. Blocks until the deadline at most.
     ///
     /// # Errors
     /// [`Error::Timeout`] with the missing members, which then fails the all-gather for all who came; [`Error::PeerLost`]
     /// or [`Error::Aborted`] if a member is lost, has left, or aborts the communicator of the key; [`Error::Usage`] if
-    /// the members disagree or the blobs are too long. Ranks in errors are positions in `members`.
-    pub fn all_gather(
+    /// the members disagree or the values are too long; [`Error::Join`] if a value cannot be read. Ranks in errors are
+    /// positions in `members`.
+    pub fn all_gather<T: Serialize + DeserializeOwned>(
         &self,
         key: GatherKey,
         members: &[u32],
-        blob: Vec<u8>,
+        value: &T,
         deadline: Instant,
-    ) -> Result<Vec<Vec<u8>>> {
-        all_gather::all_gather(&self.inner.shared, key, members, blob, deadline)
+    ) -> Result<Vec<T>> {
+        all_gather::all_gather(&self.inner.shared, key, members, value, deadline)
     }
 
     /// Registers a communicator, so that its losses and aborts are noticed from now on. `members` are world ranks in

@@ -5,6 +5,7 @@
 //! decoded.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
@@ -50,8 +51,52 @@ pub struct PeerInfo {
 pub struct GatherKey {
     /// Id of the communicator, or any number that the members agree on.
     pub communicator: u64,
-    /// Round within the communicator. Each pair of communicator and round is used once.
-    pub round: u64,
+    /// The values that are gathered. Each pair of communicator and round is used once.
+    pub round: Round,
+}
+
+/// The all-gathers of a communicator, by the values that its ranks give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Round {
+    /// Their introductions to each other.
+    Introductions,
+    /// The paths on which nothing got through.
+    FailedPaths,
+    /// Whether each shares memory with the ranks of its host.
+    SharedMemory,
+    /// Their measurements of the network.
+    Measurements,
+    /// The newcomers that wait at their listeners.
+    Newcomers,
+    /// Their requests to the split of this number.
+    Split(u64),
+    /// Their requests for the symmetric buffer of this number.
+    AllocRequests(u64),
+    /// The addresses of its memory.
+    AllocAddresses(u64),
+    /// Whether each could map the others' memory.
+    AllocOutcomes(u64),
+    /// Values of a program that numbers its rounds itself.
+    Numbered(u64),
+}
+
+impl fmt::Display for GatherKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "all-gather of ")?;
+        match self.round {
+            Round::Introductions => write!(f, "introductions"),
+            Round::FailedPaths => write!(f, "failed paths"),
+            Round::SharedMemory => write!(f, "facts about shared memory"),
+            Round::Measurements => write!(f, "network measurements"),
+            Round::Newcomers => write!(f, "waiting newcomers"),
+            Round::Split(number) => write!(f, "requests for split {number}"),
+            Round::AllocRequests(number) => write!(f, "requests for allocation {number}"),
+            Round::AllocAddresses(number) => write!(f, "addresses of allocation {number}"),
+            Round::AllocOutcomes(number) => write!(f, "outcomes of allocation {number}"),
+            Round::Numbered(number) => write!(f, "values of round {number}"),
+        }?;
+        write!(f, " in communicator {:#x}", self.communicator)
+    }
 }
 
 /// First frame of a rank.
@@ -335,7 +380,7 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn frames_survive_and_bad_ones_do_not() {
         let message = ToCoordinator::AllGather {
-            key: GatherKey { communicator: 7, round: 1 },
+            key: GatherKey { communicator: 7, round: Round::Introductions },
             members: vec![0, 2],
             blob: vec![1; 300],
         };
@@ -355,7 +400,7 @@ mod tests {
     #[test]
     fn lists_of_ranks_are_short_where_they_are_in_a_row() {
         let with = |members: Vec<u32>| ToCoordinator::AllGather {
-            key: GatherKey { communicator: 7, round: 1 },
+            key: GatherKey { communicator: 7, round: Round::Introductions },
             members,
             blob: vec![],
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Version of the protocol. It is raised whenever a message changes; the preamble's own layout never changes.
-pub const PROTOCOL: u32 = 14;
+pub const PROTOCOL: u32 = 15;
 
 /// Largest number of ranks in a job. The coordinator holds one descriptor and two small tasks per rank: 4096 of them
 /// stay well under the usual descriptor limit of large systems, and an abort reaches all ranks within some ten
