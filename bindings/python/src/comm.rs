@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kolo_rs::internal::Unpoisoned;
-use kolo_rs::{Communicator, Error, NEWCOMER};
+use kolo_rs::{Communicator, Error};
 use pyo3::prelude::*;
 
 use crate::calls::{Addresses, Irregular, Message, Plain, Transfer, Uneven};
@@ -209,8 +209,7 @@ impl Comm {
 
     /// Returns each rank's rank in the previous communicator; `None` for newcomers.
     fn ranks_before(&self) -> PyResult<Vec<Option<u32>>> {
-        let before = self.communicator()?.ranks_before().into_iter();
-        Ok(before.map(|rank| Some(rank).filter(|rank| *rank != NEWCOMER)).collect())
+        Ok(self.communicator()?.ranks_before())
     }
 
     /// Returns an invitation for newcomers, as text.

@@ -30,7 +30,7 @@ use crate::control::{
     AbortCause, AbortKind, Absence, Admission, AdmittedNewcomer, Applicant, Control, GatherKey,
     MemberAddress, Membership, Offer, RegroupSpec, Round, WaitingList, derive,
 };
-use crate::error::{Error, ErrorContext, JoinFailure, NEWCOMER, Result};
+use crate::error::{Error, ErrorContext, JoinFailure, Result};
 use crate::job::{MAX_WORLD_SIZE, deadline_after};
 
 /// Identity under which members meet before they admit newcomers.
@@ -59,11 +59,11 @@ pub(crate) struct Left<'a> {
 /// communicator on it. Its errors name ranks of this communicator.
 pub(crate) fn regroup(
     shared: &Shared,
-    ranks_before: &[u32],
+    ranks: &[u32],
     regroup_id: [u8; 32],
     deadline: Instant,
 ) -> Result<Making> {
-    let world_ranks = shared.world_ranks(ranks_before);
+    let world_ranks = shared.world_ranks(ranks);
     let control = &shared.world.control;
     let own = world_ranks.iter().position(|rank| *rank == control.rank()).unwrap_or_default();
     let next = control.regroup(RegroupSpec {
@@ -77,8 +77,9 @@ pub(crate) fn regroup(
         deadline,
         alarm: None,
     });
-    let next = next.map_err(|error| renumbered(error, shared.group.rank, ranks_before))?;
-    let lineage = Lineage::after(shared, ranks_before.to_vec(), shared.slots_of(ranks_before));
+    let next = next.map_err(|error| renumbered(error, shared.group.rank, ranks))?;
+    let ranks_before = ranks.iter().copied().map(Some).collect();
+    let lineage = Lineage::after(shared, ranks_before, shared.slots_of(ranks));
     // The measurements still hold, and measuring again would take longer than all the rest.
     let network = shared.world.network_of(&world_ranks);
     // A rank keeps the processor to which it returns.
@@ -255,8 +256,8 @@ fn assigned(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]
 
 fn lineage(shared: &Shared, left: &[u32], assignment: &Assignment) -> Lineage {
     let before = |holder: &Holder| match holder {
-        Holder::Member(member) => left[*member],
-        Holder::Newcomer { .. } => NEWCOMER,
+        Holder::Member(member) => Some(left[*member]),
+        Holder::Newcomer { .. } => None,
     };
     let (slots, ranks_before) = assignment.slots.iter().map(|(slot, holder)| (*slot, before(holder))).unzip();
     Lineage::after(shared, ranks_before, slots)

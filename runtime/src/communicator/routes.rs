@@ -74,7 +74,7 @@ fn choose(
             }
             (Ok(endpoint), Some(Ok(address))) => {
                 endpoint.introduce(peer, address).map_err(|source| Error::Transport {
-                    context: ErrorContext { rank, ..ErrorContext::default() },
+                    context: ErrorContext { rank: Some(rank), ..ErrorContext::default() },
                     source: Box::new(source),
                 })?
             }

@@ -171,7 +171,7 @@ impl World {
 
     /// Returns, for each rank of this world, its rank in the communicator from which this world was made; `None` if
     /// there was none.
-    pub(crate) fn ranks_before(&self) -> Option<&[u32]> {
+    pub(crate) fn ranks_before(&self) -> Option<&[Option<u32>]> {
         self.lineage.as_ref().map(|lineage| &lineage.ranks_before[..])
     }
 
@@ -335,8 +335,8 @@ impl Shared {
     }
 
     pub(crate) fn context(&self, waited: Waited) -> ErrorContext {
-        let sequence = waited.number().unwrap_or_default();
-        ErrorContext { rank: self.group.rank, operation: waited.to_string(), sequence }
+        let rank = Some(self.group.rank);
+        ErrorContext { rank, operation: waited.to_string(), sequence: waited.number() }
     }
 
     /// Returns whether this is the process that made the communicator: see [`forked`](super::forked).

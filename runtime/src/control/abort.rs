@@ -92,8 +92,8 @@ pub struct AbortCause {
     /// The cause in words.
     #[serde(deserialize_with = "super::wire::foreign")]
     pub reason: String,
-    /// Sequence number of the operation in which the failure was noticed; 0 outside operations.
-    pub sequence: u64,
+    /// Sequence number of the operation in which the failure was noticed, if it has one.
+    pub sequence: Option<u64>,
     /// Text of that operation; empty outside operations.
     #[serde(deserialize_with = "super::wire::foreign")]
     pub operation: String,
@@ -103,7 +103,7 @@ impl AbortCause {
     /// Makes a cause that was noticed outside operations.
     #[must_use]
     pub fn new(by: u32, kind: AbortKind, reason: impl Into<String>) -> Self {
-        Self { by, kind, loss: None, reason: reason.into(), sequence: 0, operation: String::new() }
+        Self { by, kind, loss: None, reason: reason.into(), sequence: None, operation: String::new() }
     }
 
     /// Makes the cause for the loss of a member.
@@ -118,9 +118,9 @@ impl AbortCause {
 
     /// Adds the operation in which the failure was noticed.
     #[must_use]
-    pub fn during(mut self, operation: impl Into<String>, sequence: u64) -> Self {
+    pub fn during(mut self, operation: impl Into<String>, sequence: impl Into<Option<u64>>) -> Self {
         self.operation = operation.into();
-        self.sequence = sequence;
+        self.sequence = sequence.into();
         self
     }
 }
@@ -137,10 +137,11 @@ impl fmt::Display for AbortCause {
             AbortKind::Revoked => write!(f, "revoked by rank {}", self.by)?,
             AbortKind::CoordinatorLost | AbortKind::Fenced => f.write_str(&self.reason)?,
         }
-        if !self.operation.is_empty() {
-            write!(f, " (in {}, operation #{})", self.operation, self.sequence)?;
+        match self.sequence {
+            _ if self.operation.is_empty() => Ok(()),
+            Some(sequence) => write!(f, " (in {}, operation #{sequence})", self.operation),
+            None => write!(f, " (in {})", self.operation),
         }
-        Ok(())
     }
 }
 
@@ -275,6 +276,14 @@ mod tests {
             waits.join().expect("no panic");
         });
         assert!(began.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_cause_names_its_operation_and_its_number_if_it_has_one() {
+        let during =
+            |number: Option<u64>| AbortCause::new(3, AbortKind::Timeout, "late").during("recv", number);
+        assert_eq!(during(Some(7)).to_string(), "deadline of rank 3: late (in recv, operation #7)");
+        assert_eq!(during(None).to_string(), "deadline of rank 3: late (in recv)");
     }
 
     #[test]

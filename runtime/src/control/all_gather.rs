@@ -153,7 +153,7 @@ fn without_coordinator(context: &ErrorContext, members: &[u32], loss: &Loss) -> 
     match members.iter().position(|&member| member == 0) {
         Some(place) => loss.clone().error(context, place as u32),
         None => Error::Aborted {
-            by: context.rank,
+            by: context.rank.unwrap_or_default(),
             kind: AbortReason::CoordinatorLost,
             reason: format!("world rank 0 carries the control plane that an all-gather needs: {loss}"),
             context,

@@ -67,7 +67,7 @@ pub unsafe fn comm_shrink(comm: c_int, new: *mut c_int) -> Outcome {
     };
     let _absent = net::Absence::begin();
     let next = Arc::new(kolo.shrink()?);
-    let ranks: Group = next.ranks_before().iter().map(|before| alive[*before as usize]).collect();
+    let ranks: Group = next.ranks_before().iter().flatten().map(|before| alive[*before as usize]).collect();
     let mut number = [if next.rank() == 0 { world::new_context()? } else { 0 }];
     next.broadcast(&mut number, 0)?;
     world::go_on_with(Arc::clone(&next), Arc::clone(&ranks));
