@@ -2,7 +2,7 @@
 
 use super::super::link::{SCRATCH_BYTES, Workspace};
 use super::super::wire::HEADER_BYTES;
-use super::{Inbound, Landing};
+use super::{Front, Inbound, Landing};
 use crate::pieces::Cursor;
 
 impl Inbound {
@@ -38,9 +38,9 @@ impl Inbound {
         let there = self.stash.len() - self.stash_start;
         let start = self.stash_start;
         let bytes;
-        if self.skip > 0 {
-            bytes = usize::try_from(self.skip).unwrap_or(usize::MAX).min(there);
-            self.skip -= bytes as u64;
+        if let Front::Dropped(left) = self.front {
+            bytes = usize::try_from(left).unwrap_or(usize::MAX).min(there);
+            self.drop_next(left - bytes as u64);
         } else if self.header_bytes < HEADER_BYTES {
             bytes = there.min(HEADER_BYTES - self.header_bytes);
             self.header[self.header_bytes..][..bytes].copy_from_slice(&self.stash[start..start + bytes]);
