@@ -54,11 +54,8 @@ fn gather_blobs(
         let missing = missing.iter().map(|&rank| (rank, place(rank))).collect();
         timeout(&context, started, shared, place(by), missing)
     };
-    if blob.len() > MAX_BLOB_BYTES {
-        return Err(usage(format!("a blob of {} bytes; at most {MAX_BLOB_BYTES} are allowed", blob.len())));
-    }
-    if !members.contains(&shared.rank) {
-        return Err(usage(format!("rank {} is not among the members", shared.rank)));
+    if let Some(problem) = objection(blob.len(), members, shared.rank) {
+        return Err(usage(problem));
     }
     if members.len() == 1 {
         return Ok(vec![blob]);
@@ -111,6 +108,14 @@ fn gather_blobs(
     };
     state.gathers.remove(&key);
     outcome
+}
+
+/// Returns the reason why a rank cannot give a blob of this length, if there is one.
+fn objection(bytes: usize, members: &[u32], rank: u32) -> Option<String> {
+    if bytes > MAX_BLOB_BYTES {
+        return Some(format!("a value of {bytes} bytes; at most {MAX_BLOB_BYTES} are allowed"));
+    }
+    (!members.contains(&rank)).then(|| format!("rank {rank} is not among the members"))
 }
 
 /// Translates the coordinator's verdict on an all-gather into an error for this rank.
