@@ -40,7 +40,6 @@ pub(super) const CALL_BYTES: usize = 1 << 20;
 /// One rank's end of the TCP transport.
 #[derive(Debug)]
 pub struct TcpEndpoint {
-    caps: Caps,
     pub(super) me: Identity,
     pub(super) options: TcpOptions,
     pub(super) host: Host,
@@ -170,7 +169,6 @@ impl TcpEndpoint {
         let park = Park::new().map_err(system("creating an epoll descriptor"))?;
         let key = key_of(&options.cookie);
         Ok(Self {
-            caps: CAPS,
             me: Identity { rank, world_size, instance, key },
             resends: Resends::of(&options),
             options,
@@ -323,7 +321,7 @@ impl TcpEndpoint {
 
 impl Endpoint for TcpEndpoint {
     fn caps(&self) -> &Caps {
-        &self.caps
+        &CAPS
     }
 
     fn address(&self) -> &[u8] {
