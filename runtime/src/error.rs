@@ -19,19 +19,16 @@ pub const TIMEOUT_REMEDY: &str =
 /// Advice in the remedy of [`Error::Join`] if ranks are missing. Bindings may replace it, like [`TIMEOUT_REMEDY`].
 pub const JOIN_REMEDY: &str = "raise the limit with KOLO_JOIN_TIMEOUT if the ranks are merely slow";
 
-/// Entry of [`Communicator::ranks_before`](crate::Communicator::ranks_before) for a rank that was not a member before.
-pub const NEWCOMER: u32 = u32::MAX;
-
 /// Context of an error: the rank, the operation and its number.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ErrorContext {
-    /// Rank of the caller in the communicator concerned; [`NEWCOMER`] if it has no rank yet.
-    pub rank: u32,
+    /// Rank of the caller in the communicator concerned; `None` if it has no rank yet.
+    pub rank: Option<u32>,
     /// The call with its characteristics: "all_reduce(1048576 x f32, sum)". Empty outside operations.
     pub operation: String,
-    /// Sequence number of the operation in its communicator, counted from 1; 0 outside operations.
-    pub sequence: u64,
+    /// Sequence number of the operation in its communicator, counted from 1; `None` outside operations.
+    pub sequence: Option<u64>,
 }
 
 /// Cause of a peer's loss.
@@ -252,26 +249,21 @@ impl Error {
 
 impl ErrorContext {
     /// Makes the context of an operation that has no number.
-    pub(crate) fn unnumbered(rank: u32, operation: impl Into<String>) -> Self {
-        Self { rank, operation: operation.into(), sequence: 0 }
-    }
-
-    /// Returns the number of the operation, if it has one.
-    pub(crate) fn number(&self) -> Option<u64> {
-        (self.sequence > 0).then_some(self.sequence)
+    pub(crate) fn unnumbered(rank: impl Into<Option<u32>>, operation: impl Into<String>) -> Self {
+        Self { rank: rank.into(), operation: operation.into(), sequence: None }
     }
 }
 
 impl fmt::Display for ErrorContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.rank {
-            NEWCOMER => write!(f, "a newcomer")?,
-            rank => write!(f, "rank {rank}")?,
+            Some(rank) => write!(f, "rank {rank}")?,
+            None => write!(f, "a newcomer")?,
         }
         if !self.operation.is_empty() {
             write!(f, ", {}", self.operation)?;
         }
-        if let Some(number) = self.number() {
+        if let Some(number) = self.sequence {
             write!(f, ", operation #{number}")?;
         }
         Ok(())
@@ -343,5 +335,17 @@ impl std::error::Error for Error {
             Self::System { source, .. } => Some(&**source),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_without_a_number_is_a_newcomer_and_a_call_without_one_has_none() {
+        assert_eq!(ErrorContext::unnumbered(None, "fetch").to_string(), "a newcomer, fetch");
+        let call = ErrorContext { rank: Some(2), operation: "barrier".to_owned(), sequence: Some(4) };
+        assert_eq!(call.to_string(), "rank 2, barrier, operation #4");
     }
 }

@@ -5,8 +5,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Mutex, MutexGuard, mpsc};
 use std::time::Duration;
+
+use kolo_transport::Unpoisoned;
 
 /// Longest such file, in bytes: enough for a set of plans with the most steps allowed, twice over.
 const MOST_BYTES: u64 = 64 << 20;
@@ -102,7 +104,7 @@ fn patiently(work: impl FnOnce() + Send + 'static) -> Result<()> {
 }
 
 fn unwritten() -> MutexGuard<'static, BTreeMap<PathBuf, Option<String>>> {
-    UNWRITTEN.lock().unwrap_or_else(PoisonError::into_inner)
+    UNWRITTEN.lock().unpoisoned()
 }
 
 /// Returns the text that is to be written next. If there is none, the thread's work is done.

@@ -74,6 +74,7 @@ pub mod internal {
         pub use crate::wait::*;
     }
     pub use crate::api::SecondWait;
+    pub use kolo_transport::Unpoisoned;
 }
 
 #[cfg(feature = "ndarray")]
@@ -91,8 +92,7 @@ pub use config::{Config, Determinism, TransportKind, Transports};
 pub use control::{ControlRuntime, Invitation, JobSecret, PeerInfo};
 pub use engine::Route;
 pub use error::{
-    AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, LossCause, NEWCOMER, PeerCall, PeerState,
-    Result,
+    AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, LossCause, PeerCall, PeerState, Result,
 };
 pub use gpu::{GpuCounters, GpuPath, StagingReason};
 pub use job::Liveness;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use kolo::JoinSpec;
 use kolo::error::Error;
 use kolo::internal::control::{
-    AbortCause, AbortKind, Control, ControlRuntime, ExchangeKey, Liveness, MAX_BLOB_BYTES, Membership,
+    AbortCause, AbortKind, Control, ControlRuntime, GatherKey, Liveness, MAX_BLOB_BYTES, Membership, Round,
 };
 use kolo::{Collective, DataType, LossCause, Summary};
 
@@ -59,8 +59,8 @@ fn all(ranks: u32) -> Arc<[u32]> {
     (0..ranks).collect()
 }
 
-fn key(communicator: u64, round: u64) -> ExchangeKey {
-    ExchangeKey { communicator, round }
+fn key(communicator: u64, round: u64) -> GatherKey {
+    GatherKey { communicator, round: Round::Numbered(round) }
 }
 
 fn wait_raised(membership: &Membership) -> AbortCause {
@@ -90,13 +90,13 @@ fn ranks_know_each_other_and_exchange_blobs() {
         let rank = control.rank();
         for round in 0..3 {
             let blobs =
-                control.exchange(key(1, round), &all(5), vec![rank as u8; rank as usize], soon()).unwrap();
+                control.all_gather(key(1, round), &all(5), &vec![rank as u8; rank as usize], soon()).unwrap();
             let expected: Vec<Vec<u8>> = (0..5).map(|r| vec![r as u8; r]).collect();
             assert_eq!(blobs, expected);
         }
         // This subgroup has its own order.
         if rank % 2 == 0 {
-            let blobs = control.exchange(key(2, 0), &[4, 0, 2], vec![rank as u8], soon()).unwrap();
+            let blobs = control.all_gather(key(2, 0), &[4, 0, 2], &vec![rank as u8], soon()).unwrap();
             assert_eq!(blobs, [[4], [0], [2]]);
         }
         control.job_cookie()
@@ -109,7 +109,8 @@ fn many_thread_ranks_join_fast() {
     let start = Instant::now();
     let joined = cluster(128, move |control| {
         let joined = start.elapsed();
-        let blobs = control.exchange(key(1, 0), &all(128), vec![control.rank() as u8; 200], soon()).unwrap();
+        let blobs =
+            control.all_gather(key(1, 0), &all(128), &vec![control.rank() as u8; 200], soon()).unwrap();
         assert_eq!(blobs.len(), 128);
         joined
     });
@@ -125,14 +126,14 @@ fn many_thread_ranks_join_fast() {
 fn bad_exchanges_are_errors_for_those_concerned() {
     cluster(3, |control| {
         let rank = control.rank();
-        let too_long = control.exchange(key(1, 0), &all(3), vec![0; MAX_BLOB_BYTES + 1], soon());
+        let too_long = control.all_gather(key(1, 0), &all(3), &vec![0; MAX_BLOB_BYTES + 1], soon());
         assert!(matches!(too_long, Err(Error::Usage { .. })), "{too_long:?}");
-        let foreign = control.exchange(key(1, 0), &[(rank + 1) % 3], vec![], soon());
+        let foreign = control.all_gather(key(1, 0), &[(rank + 1) % 3], &(), soon());
         assert!(matches!(foreign, Err(Error::Usage { .. })), "{foreign:?}");
-        let twice = control.exchange(key(1, 1), &[rank, rank], vec![], soon());
+        let twice = control.all_gather(key(1, 1), &[rank, rank], &(), soon());
         assert!(twice.unwrap_err().to_string().contains("distinct"));
         let members: &[u32] = if rank == 2 { &[0, 2, 1] } else { &[0, 1, 2] };
-        let differing = control.exchange(key(1, 2), members, vec![], soon());
+        let differing = control.all_gather(key(1, 2), members, &(), soon());
         assert!(matches!(differing, Err(Error::Usage { .. })), "{differing:?}");
     });
 }
@@ -144,7 +145,7 @@ fn a_missing_member_is_named_at_the_deadline() {
         let rank = control.rank();
         if rank != 1 {
             let deadline = Instant::now() + Duration::from_millis(if rank == 0 { 50 } else { 20_000 });
-            match control.exchange(key(9, 0), &all(3), vec![], deadline) {
+            match control.all_gather(key(9, 0), &all(3), &(), deadline) {
                 Err(Error::Timeout { waiting_for, .. }) => {
                     // Rank 2 may have come after rank 0 gave up.
                     assert!(waiting_for.iter().any(|awaited| awaited.rank == 1), "{waiting_for:?}");
@@ -154,7 +155,7 @@ fn a_missing_member_is_named_at_the_deadline() {
         }
         barrier.wait();
         if rank == 1 {
-            let late = control.exchange(key(9, 0), &all(3), vec![], soon());
+            let late = control.all_gather(key(9, 0), &all(3), &(), soon());
             assert!(matches!(late, Err(Error::Timeout { .. })), "a latecomer learns of it: {late:?}");
         }
         barrier.wait();
@@ -176,10 +177,10 @@ fn an_abort_reaches_members_only_and_releases_waiters() {
             pair.abort(AbortCause::new(1, AbortKind::User, "again"));
             assert_eq!(pair.abort_flag().cause(), Some(cause));
         } else if rank == 1 {
-            let waiting = control.exchange(key(2, 0), &[1, 0], vec![], soon());
+            let waiting = control.all_gather(key(2, 0), &[1, 0], &(), soon());
             assert!(matches!(waiting, Err(Error::Aborted { by: 1, .. })), "{waiting:?}");
             let cause = wait_raised(pair.as_ref().unwrap());
-            assert_eq!((cause.reason.as_str(), cause.sequence), ("enough", 7));
+            assert_eq!((cause.reason.as_str(), cause.sequence), ("enough", Some(7)));
         }
         barrier.wait();
         assert!(!world.abort_flag().is_raised());
@@ -195,7 +196,7 @@ fn an_abort_before_registration_is_not_lost() {
             control.register(5, all(2)).abort(AbortCause::new(0, AbortKind::Timeout, "slow"));
         }
         // An exchange goes through the coordinator after the abort, so the abort has arrived by then.
-        control.exchange(key(6, 0), &all(2), vec![], soon()).unwrap();
+        control.all_gather(key(6, 0), &all(2), &(), soon()).unwrap();
         if control.rank() == 1 {
             let membership = control.register(5, all(2));
             assert_eq!(membership.abort_flag().cause().unwrap().kind, AbortKind::Timeout);
@@ -227,7 +228,7 @@ fn a_panicking_rank_is_lost_and_a_leaving_one_is_not() {
                 assert!(cause.reason.contains("panicked"), "{cause}");
                 assert!(!others.abort_flag().is_raised());
                 // Rank 3 leaves, which ends an exchange but aborts nothing.
-                let gone = control.exchange(key(2, 0), &[2, 3], vec![], soon());
+                let gone = control.all_gather(key(2, 0), &[2, 3], &(), soon());
                 assert!(
                     matches!(gone, Err(Error::PeerLost { peer: 1, cause: LossCause::Left, .. })),
                     "{gone:?}"
@@ -286,7 +287,7 @@ fn the_others_go_on_when_rank_0_has_left() {
     let control = Control::join(&one, &runtime).unwrap();
     let world = control.register(1, all(2));
     leaving.join().unwrap();
-    let after = control.exchange(key(1, 0), &all(2), vec![], soon());
+    let after = control.all_gather(key(1, 0), &all(2), &(), soon());
     assert!(matches!(after, Err(Error::PeerLost { peer: 0, cause: LossCause::Left, .. })), "{after:?}");
     assert!(world.departed(0) && !world.abort_flag().is_raised());
     assert_eq!(world.ask(0, LONG), None);
@@ -306,7 +307,7 @@ fn the_control_thread_ends_with_its_last_handle() {
     }
     cluster(8, |control| {
         assert_eq!(threads_named("kolo-control"), 1);
-        control.exchange(key(1, 0), &all(8), vec![], soon()).unwrap();
+        control.all_gather(key(1, 0), &all(8), &(), soon()).unwrap();
     });
     assert_eq!(threads_named("kolo-control"), 0);
 }

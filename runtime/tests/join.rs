@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kolo::error::{Error, Result};
-use kolo::internal::control::{Control, ControlRuntime, ExchangeKey, JobSecret, PROTOCOL};
+use kolo::internal::control::{Control, ControlRuntime, GatherKey, JobSecret, PROTOCOL, Round};
 use kolo::{JoinSpec, Locator, UniqueId};
 use kolo_transport::conformance::free_port;
 
@@ -55,9 +55,9 @@ fn use_and_leave(controls: Vec<Control>) {
         .map(|control| {
             let members = members.clone();
             std::thread::spawn(move || {
-                let key = ExchangeKey { communicator: 1, round: 0 };
+                let key = GatherKey { communicator: 1, round: Round::Numbered(0) };
                 let rank = control.rank() as u8;
-                let blobs = control.exchange(key, &members, vec![rank], Instant::now() + LONG).unwrap();
+                let blobs = control.all_gather(key, &members, &vec![rank], Instant::now() + LONG).unwrap();
                 let expected: Vec<Vec<u8>> = members.iter().map(|&r| vec![r as u8]).collect();
                 assert_eq!(blobs, expected);
             })

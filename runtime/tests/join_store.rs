@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kolo::internal::control::{Control, ControlRuntime, ExchangeKey};
+use kolo::internal::control::{Control, ControlRuntime, GatherKey, Round};
 use kolo::{JoinSpec, Locator};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -120,8 +120,9 @@ fn join_and_leave(specs: Vec<JoinSpec>) {
 fn join_and_meet(spec: JoinSpec) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let control = Control::join(&spec, &ControlRuntime::new().unwrap()).unwrap();
-        let key = ExchangeKey { communicator: 1, round: 0 };
-        let blobs = control.exchange(key, &[0, 1, 2], vec![spec.rank as u8], Instant::now() + LONG).unwrap();
+        let key = GatherKey { communicator: 1, round: Round::Numbered(0) };
+        let blobs =
+            control.all_gather(key, &[0, 1, 2], &vec![spec.rank as u8], Instant::now() + LONG).unwrap();
         assert_eq!(blobs, [[0], [1], [2]]);
     })
 }

@@ -10,10 +10,11 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kolo_transport::Unpoisoned;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use kolo_tests::random::Random;
@@ -110,7 +111,7 @@ impl Net {
     pub(crate) fn change(&self, change: &Change) -> Result<(), String> {
         match change {
             Change::Rules(rules) => {
-                self.rules.lock().unwrap_or_else(PoisonError::into_inner).clone_from(rules);
+                self.rules.lock().unpoisoned().clone_from(rules);
                 Ok(())
             }
             Change::Mtu(bytes) => (0..self.hosts).try_for_each(|host| {
@@ -212,7 +213,7 @@ fn forward(ports: &[File], rules: &Mutex<Vec<Rule>>, over: &AtomicBool, mut draw
         }
         let ready: Vec<usize> =
             (0..ports.len()).filter(|at| polled[*at].revents().contains(PollFlags::IN)).collect();
-        let rules = rules.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let rules = rules.lock().unpoisoned().clone();
         for from in ready {
             // A limited number is read at a time, so that no port starves.
             for _ in 0..64 {

@@ -1,8 +1,10 @@
 //! Deadlines for tests: a hang becomes a failure that names itself.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
+
+use kolo_transport::Unpoisoned;
 
 /// Runs `body` on a thread of its own and returns its result.
 ///
@@ -71,7 +73,7 @@ impl Gate {
     /// # Panics
     /// If they do not call within 15 seconds.
     pub fn wait(&self) {
-        let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut arrived = self.arrived.lock().unpoisoned();
         *arrived += 1;
         let all = arrived.next_multiple_of(self.threads);
         self.moved.notify_all();
@@ -79,7 +81,7 @@ impl Gate {
         while *arrived < all {
             let left = until.saturating_duration_since(Instant::now());
             assert!(!left.is_zero(), "another thread of the test does not come");
-            (arrived, _) = self.moved.wait_timeout(arrived, left).unwrap_or_else(PoisonError::into_inner);
+            (arrived, _) = self.moved.wait_timeout(arrived, left).unpoisoned();
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Steps with a time limit: a late rank costs one step but not the group, and all ranks see the same outcome.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Barrier, Mutex, PoisonError};
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use kolo::{AbortReason, Communicator, Error, ReduceOp, Survivors};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::within;
+use kolo_transport::Unpoisoned;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -42,7 +43,7 @@ impl Late {
     }
 
     fn wait_for(&self, others: u32) {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = self.told.lock().unpoisoned();
         (0..others).for_each(|_| told.recv_timeout(LIMIT).expect("the others go on"));
     }
 }
@@ -264,7 +265,7 @@ fn the_messages_of_a_group_share_one_limit() {
         let told = Mutex::new(told);
         Arrangement::Exchange.run(2, |comm| {
             if comm.rank() == 1 {
-                let told = told.lock().unwrap_or_else(PoisonError::into_inner);
+                let told = told.lock().unpoisoned();
                 while told.recv_timeout(BETWEEN).is_err() && comm.send(&[1_u8], 0).is_ok() {}
                 return;
             }

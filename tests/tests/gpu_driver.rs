@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use kolo::{Collective, Communicator, Config, DataType, RawCall, RawMessage, ReduceOp, Work};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::gpu::{Count, DeviceMemory, answer_with, count, is_stand_in, with_gpu};
+use kolo_transport::Unpoisoned;
 
 /// The stand-in's answers apply to the whole process, so tests that change them run one at a time.
 static ANSWERS: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -43,7 +44,7 @@ fn ways(texts: &[String]) -> Vec<String> {
 
 #[test]
 fn calls_on_the_hosts_memory_take_the_way_that_they_take_without_a_gpu() {
-    let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _one = ANSWERS.lock().unpoisoned();
     let (with, without) = (explained(with_gpu), explained(|config| config));
     assert!(without[0].matches("exchange: ").count() == 3, "{}", without[0]);
     assert_eq!(ways(&with), ways(&without));
@@ -54,7 +55,7 @@ fn calls_on_the_hosts_memory_take_the_way_that_they_take_without_a_gpu() {
 fn memory_for_started_calls_is_bounded_together() {
     const BYTES: usize = 16 << 20;
     const KEPT_BYTES: i64 = 64 << 20;
-    let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _one = ANSWERS.lock().unpoisoned();
     if !is_stand_in() {
         return;
     }
@@ -79,7 +80,7 @@ fn memory_for_started_calls_is_bounded_together() {
 /// whichever memory each has. As many are started at once as may be in flight together.
 #[test]
 fn ranks_meet_whosever_memory_their_calls_are_on() {
-    let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _one = ANSWERS.lock().unpoisoned();
     let brief = |config| with_gpu(config).with(|config| config.timeout = Duration::from_secs(20));
     for bytes in [8, 40_000, 600_001, 3_000_001] {
         Arrangement::Exchange.run_with(3, brief, |comm| {
@@ -132,7 +133,7 @@ fn errors_of_the_driver_do_not_touch_the_hosts_memory() {
         println!("skipped: a real driver can neither be told to fail nor asked for counts");
         return;
     }
-    let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _one = ANSWERS.lock().unpoisoned();
     for error in [201, 34, 4, 700, 719] {
         answer_with(error);
         for arrangement in [Arrangement::Exchange, Arrangement::Tcp] {
@@ -173,7 +174,7 @@ fn errors_of_the_driver_do_not_touch_the_hosts_memory() {
 /// than one of the long sleeps of threads that others wake.
 #[test]
 fn nobody_sleeps_through_the_end_of_a_copy() {
-    let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _one = ANSWERS.lock().unpoisoned();
     for arrangement in [Arrangement::Exchange, Arrangement::Shm, Arrangement::Tcp] {
         arrangement.run_with(2, with_gpu, |comm| {
             let memory = DeviceMemory::holding(&[1; 8]);
@@ -196,7 +197,7 @@ fn each_buffer_is_asked_about_once() {
         println!("skipped: a real driver can neither be told to fail nor asked for counts");
         return;
     }
-    let _one = ANSWERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _one = ANSWERS.lock().unpoisoned();
     Arrangement::Exchange.run_with(1, with_gpu, |comm| {
         let mut memory = vec![0_u8; 8];
         let before = count(Count::Questions);

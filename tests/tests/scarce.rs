@@ -1,12 +1,13 @@
 //! Descriptors run out on one rank, at every point of a job's life: all ranks end, with right results or with
 //! an error that names the reason.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::processes::{Job, environment};
 use kolo_tests::watchdog::within;
+use kolo_transport::Unpoisoned;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_kolo_scarce");
 
@@ -60,7 +61,7 @@ fn a_rank_without_descriptors_is_an_error_that_says_so_or_none() {
         let at = |arrangement| POINTS.map(|(point, is_last_dead)| (arrangement, point, is_last_dead));
         let cases = [at(Arrangement::Exchange), at(Arrangement::Tcp)].concat();
         let next = &Mutex::new(cases.iter().flat_map(|case| [(case, 1, 0), (case, 0, 1)]));
-        let take = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let take = || next.lock().unpoisoned().next();
         std::thread::scope(|scope| {
             // Some cases wait for limits, but healthy ranks must not be late.
             for _ in 0..JOBS_AT_ONCE {

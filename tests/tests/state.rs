@@ -73,9 +73,7 @@ fn work_until(comm: Communicator, ranks: u32, goes_on: impl Fn(bool) -> bool) {
             return;
         }
         step(&mut group, &mut state, &mut model).expect("those that live go on");
-        rest -= u32::from(
-            group.comm().world_size() == ranks && group.comm().ranks_before().contains(&kolo::NEWCOMER),
-        );
+        rest -= u32::from(group.comm().world_size() == ranks && group.comm().ranks_before().contains(&None));
     }
     assert!(!state.is_offering(), "nobody fetches any more");
 }

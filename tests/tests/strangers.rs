@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kolo::internal::control::{Control, ControlRuntime, ExchangeKey, PROTOCOL};
+use kolo::internal::control::{Control, ControlRuntime, GatherKey, PROTOCOL, Round};
 use kolo::{JoinSpec, Locator};
 use kolo_tests::processes::{Job, LONG, Process};
 use kolo_tests::watchdog::within;
@@ -476,8 +476,8 @@ fn a_relay_learns_nothing() {
         let blobs = std::thread::scope(|scope| {
             let both = [&zero, &one].map(|control| {
                 scope.spawn(move || {
-                    let key = ExchangeKey { communicator: 1, round: 0 };
-                    control.exchange(key, &[0, 1], secret_address.to_vec(), Instant::now() + LONG).unwrap()
+                    let key = GatherKey { communicator: 1, round: Round::Numbered(0) };
+                    control.all_gather(key, &[0, 1], &secret_address.to_vec(), Instant::now() + LONG).unwrap()
                 })
             });
             both.map(|thread| thread.join().unwrap())

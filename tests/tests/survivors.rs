@@ -227,7 +227,7 @@ fn a_failure_without_a_loss_is_an_error_on_all() {
             let mut group = Survivors::new(comm);
             let fail = |comm: &Communicator| -> kolo::Result<()> {
                 let mut context = ErrorContext::default();
-                context.rank = comm.rank();
+                context.rank = Some(comm.rank());
                 let reason = "as if a connection had broken".to_owned();
                 let kind = AbortReason::Transport;
                 let error = Error::Aborted { context, by: 1, kind, reason };

@@ -66,7 +66,7 @@ fn rank_2_never_calls(comm: &Communicator, gate: &Gate, elements: usize) {
     match &error {
         Error::Timeout { context, after, waiting_for } => {
             assert!(took >= LIMIT / 2, "{took:?}: {error}");
-            assert_eq!((context.rank, context.sequence, *after), (comm.rank(), 2, LIMIT));
+            assert_eq!((context.rank, context.sequence, *after), (Some(comm.rank()), Some(2), LIMIT));
             let culprit = waiting_for.iter().find(|awaited| awaited.rank == 2).expect("it is named");
             assert_eq!(culprit.state, PeerState::Outside { finished: 1 }, "{error}");
             assert!(culprit.detail.contains("finished #1 barrier"), "{error}");

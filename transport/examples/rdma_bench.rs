@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::rdma::Keep;
 use kolo_transport::{
-    Armed, Channel, Endpoint, Event, ParkBy, Piece, Posted, RdmaEndpoint, RdmaOptions, Reach, Sink, Token,
+    Armed, Channel, Endpoint, Event, OnMisfit, ParkBy, Piece, Posted, RdmaEndpoint, RdmaOptions, Reach, Sink,
+    Token,
 };
 use rustix::event::{PollFd, PollFlags};
 
@@ -179,7 +180,7 @@ fn post(end: &mut RdmaEndpoint, rank: u32, piece: &[Piece; 1], send: bool) -> us
     let posted = unsafe {
         match send {
             true => end.post_send(on, 0, piece, Token(0)),
-            false => end.post_recv(on, 0, Sink::Place(piece), Token(1)),
+            false => end.post_recv(on, 0, Sink::Place(piece), OnMisfit::Fail, Token(1)),
         }
     };
     usize::from(posted.expect("post") == Posted::Pending)

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::Needs;
 use kolo_transport::shm::{ShmEndpoint, ShmOptions, SingleCopy, Slot};
-use kolo_transport::{Channel, Consumer, Endpoint, Event, Piece, Posted, Sink, Token};
+use kolo_transport::{Channel, Consumer, Endpoint, Event, OnMisfit, Piece, Posted, Sink, Token};
 
 fn main() -> ExitCode {
     if let Ok(rank) = env::var("SHM_BENCH_RANK") {
@@ -154,7 +154,9 @@ impl Bench {
 
     fn receive(&mut self, index: u16, piece: &[Piece; 1]) -> usize {
         // SAFETY: as for `send`.
-        let posted = unsafe { self.endpoint.post_recv(self.on(index), 7, Sink::Place(piece), Token(2)) };
+        let posted = unsafe {
+            self.endpoint.post_recv(self.on(index), 7, Sink::Place(piece), OnMisfit::Fail, Token(2))
+        };
         usize::from(posted.expect("post") == Posted::Pending)
     }
 
@@ -368,7 +370,8 @@ impl Ring {
         // SAFETY: the messages are complete when this returns, and the callers keep the pieces until then.
         unsafe {
             if receives {
-                let posted = self.endpoint.post_recv(source, 7, sink, Token(1)).expect("post");
+                let posted =
+                    self.endpoint.post_recv(source, 7, sink, OnMisfit::Fail, Token(1)).expect("post");
                 left += usize::from(posted == Posted::Pending);
             }
             if sends {

@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use kolo_transport::{
-    Channel, Consumer, Endpoint, Event, Piece, Posted, Sink, TcpEndpoint, TcpOptions, Token,
+    Channel, Consumer, Endpoint, Event, OnMisfit, Piece, Posted, Sink, TcpEndpoint, TcpOptions, Token,
 };
 
 const ROUNDS: usize = 5;
@@ -78,7 +78,9 @@ fn ping_pong(turns: usize, len: usize) -> f64 {
                 };
                 let sent = if rank == 0 { send(&mut end) } else { 0 };
                 // SAFETY: as for the send.
-                let _ = unsafe { end.post_recv(on, turn, Sink::Place(&dst), Token(1)).expect("recv") };
+                let _ = unsafe {
+                    end.post_recv(on, turn, Sink::Place(&dst), OnMisfit::Fail, Token(1)).expect("recv")
+                };
                 wait(&mut end, 1 + sent);
                 if rank == 1 {
                     let sent = send(&mut end);
@@ -113,7 +115,7 @@ fn both_ways(len: usize, times: usize, eaten: bool) -> f64 {
                 let sink = if eaten { Sink::Consume { len, consumer } } else { Sink::Place(&dst) };
                 // SAFETY: buffers and sum live until the wait has seen the tokens complete.
                 let sent = unsafe {
-                    let _ = end.post_recv(on, turn, sink, Token(1)).expect("recv");
+                    let _ = end.post_recv(on, turn, sink, OnMisfit::Fail, Token(1)).expect("recv");
                     end.post_send(on, turn, &src, Token(0)).expect("send")
                 };
                 wait(&mut end, 1 + u32::from(sent == Posted::Pending));
@@ -143,7 +145,7 @@ fn small_messages(times: usize) -> f64 {
                         if rank == 0 {
                             end.post_send(on, 0, &piece, Token(0))
                         } else {
-                            end.post_recv(on, 0, Sink::Place(&piece), Token(0))
+                            end.post_recv(on, 0, Sink::Place(&piece), OnMisfit::Fail, Token(0))
                         }
                     };
                     open += u32::from(posted.expect("post") == Posted::Pending);

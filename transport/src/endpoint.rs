@@ -20,8 +20,8 @@
 //! 7. Bytes from the wire or from shared memory are hostile until checked: no index, length or count from a peer is
 //!    used before its bounds are checked.
 //! 8. In steady state, a message costs no allocation, no lock and no change of thread.
-//! 9. A transport that [can probe](Endpoint::can_probe) lets its owner match messages by tag. A receive posted with
-//!    [`Endpoint::post_recv_if`] is conditional: it takes the next message only if tag and length are its own. If
+//! 9. A transport that [can probe](Caps::can_probe) lets its owner match messages by tag. A receive posted with
+//!    [`OnMisfit::Return`] is conditional: it takes the next message only if tag and length are its own. If
 //!    another message comes, this receive and all receives behind it on that channel come back in their order
 //!    ([`Event::Returned`]), and one [`Event::Waiting`] after them describes the message that waits. The memory of
 //!    the returned receives is as it was. The message stays where it is, whole, for the next receive that is posted. A
@@ -101,6 +101,15 @@ pub enum Sink<'a> {
         /// Receives the pieces.
         consumer: Consumer,
     },
+}
+
+/// Fate of a posted receive if another message comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnMisfit {
+    /// It fails: see rule 5.
+    Fail,
+    /// It comes back: see rule 9. If the transport cannot probe, it fails.
+    Return,
 }
 
 /// Whether a posted operation has already completed.
@@ -204,8 +213,12 @@ pub struct Caps {
     pub park_word: bool,
     /// Whether a waiting owner can sleep on a file descriptor.
     pub park_fd: bool,
-    /// Whether payload reaches its place without an intermediate copy by the transport.
-    pub in_place: bool,
+    /// Whether [`OnMisfit::Return`] and [`Endpoint::probe`] are implemented.
+    pub can_probe: bool,
+    /// Whether [`Endpoint::cancel_recvs`] can return receives.
+    pub can_cancel_recvs: bool,
+    /// Whether [`Endpoint::post_send_packed`] is implemented.
+    pub can_pack: bool,
     /// Capabilities of the endpoint's [stage](Endpoint::stage), if it has one.
     pub stage: Option<StageCaps>,
 }
@@ -319,38 +332,15 @@ pub trait Endpoint: Send + std::fmt::Debug {
     ///
     /// # Safety
     /// The pieces (the slice itself too) or the consumer's context stay valid and otherwise untouched until the
-    /// token completes or the endpoint is dropped.
+    /// token completes or comes back, or the endpoint is dropped.
     unsafe fn post_recv(
         &mut self,
         on: Channel,
         tag: u64,
         dst: Sink<'_>,
+        on_misfit: OnMisfit,
         token: Token,
     ) -> Result<Posted, Error>;
-
-    /// Returns whether [`Endpoint::post_recv_if`] and [`Endpoint::probe`] are implemented.
-    fn can_probe(&self) -> bool {
-        false
-    }
-
-    /// Posts a conditional receive, which comes back if another message arrives: see rule 9. A transport that cannot
-    /// probe treats it as [`Endpoint::post_recv`].
-    ///
-    /// # Errors
-    /// As [`Endpoint::post_recv`].
-    ///
-    /// # Safety
-    /// As [`Endpoint::post_recv`], until the token completes or comes back.
-    unsafe fn post_recv_if(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        dst: Sink<'_>,
-        token: Token,
-    ) -> Result<Posted, Error> {
-        // SAFETY: the caller makes the same promise to this function.
-        unsafe { self.post_recv(on, tag, dst, token) }
-    }
 
     /// Asks for one [`Event::Waiting`] about the next message of a channel on which no receive is posted. Posting a
     /// receive there cancels the request. The end of the connection is not reported here: the next post on the
@@ -523,11 +513,6 @@ pub trait Endpoint: Send + std::fmt::Debug {
         Short::Other
     }
 
-    /// Returns whether [`Endpoint::post_send_packed`] is implemented.
-    fn can_pack(&self) -> bool {
-        false
-    }
-
     /// Posts a message of `len` bytes that a packer makes.
     ///
     /// # Errors
@@ -580,11 +565,6 @@ pub trait Endpoint: Send + std::fmt::Debug {
     ) -> Result<Posted, Error> {
         let _ = (from, dst, token);
         Err(unused(self.caps(), on, "this transport gets no memory of its peers"))
-    }
-
-    /// Whether [`Endpoint::cancel_recvs`] can return receives.
-    fn can_cancel_recvs(&self) -> bool {
-        false
     }
 
     /// Returns the conditional receives of a channel ([`Event::Returned`] alone), unless the message of the first has

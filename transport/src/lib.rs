@@ -18,11 +18,12 @@ pub mod shm;
 mod stage;
 mod sys;
 pub mod tcp;
+mod unpoisoned;
 
 pub use arm::{Armed, ParkBy, arm_all};
 pub use endpoint::{
-    Caps, Channel, Consumer, Endpoint, Envelope, Event, Fits, GRAIN_BYTES, Paced, Packer, Piece, Posted,
-    Rail, Reach, Short, Sink, Token,
+    Caps, Channel, Consumer, Endpoint, Envelope, Event, Fits, GRAIN_BYTES, OnMisfit, Paced, Packer, Piece,
+    Posted, Rail, Reach, Short, Sink, Token,
 };
 pub use error::{Error, ErrorKind};
 pub use kinds::{Features, Options, TransportKind};
@@ -36,3 +37,4 @@ pub use sys::futex::{wait_word, wait_word_for, wait_words};
 pub use sys::process::Process;
 pub use sys::unshared::Unshared;
 pub use tcp::{TcpEndpoint, TcpOptions};
+pub use unpoisoned::Unpoisoned;

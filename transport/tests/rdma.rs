@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kolo_transport::RegistrationPolicy;
 use kolo_transport::rdma::{Keep, RdmaEndpoint, RdmaOptions};
 use kolo_transport::{
-    Backing, Channel, Consumer, Endpoint, ErrorKind, Event, Piece, Posted, Reach, Sink, Token,
+    Backing, Channel, Consumer, Endpoint, ErrorKind, Event, OnMisfit, Piece, Posted, Reach, Sink, Token,
 };
 
 /// Makes two introduced ends; `None`, with the reason printed, if there is no adapter.
@@ -51,7 +51,7 @@ fn transfer(ends: &mut [RdmaEndpoint; 2], from: &mut [u8], to: &mut [u8]) {
     let posted = unsafe {
         [
             ends[1]
-                .post_recv(Channel { peer: 0, index: 0 }, 7, Sink::Place(&target), Token(1))
+                .post_recv(Channel { peer: 0, index: 0 }, 7, Sink::Place(&target), OnMisfit::Fail, Token(1))
                 .expect("receive"),
             ends[0].post_send(Channel { peer: 1, index: 0 }, 7, &source, Token(0)).expect("send"),
         ]
@@ -148,8 +148,15 @@ fn long_messages_with_tags_do_not_wait_for_those_before_them() {
     for (at, target) in targets.iter().enumerate() {
         let (tag, token) = (at as u64, Token(10 + at as u64));
         // SAFETY: the list and the buffer outlive `finish`.
-        let posted =
-            unsafe { ends[1].post_recv_if(Channel { peer: 0, index: 0 }, tag, Sink::Place(target), token) };
+        let posted = unsafe {
+            ends[1].post_recv(
+                Channel { peer: 0, index: 0 },
+                tag,
+                Sink::Place(target),
+                OnMisfit::Return,
+                token,
+            )
+        };
         assert_eq!(posted.expect("receive"), Posted::Pending);
     }
     let mut open = 0;
@@ -183,7 +190,9 @@ fn a_reduction_reads_what_was_received_where_it_is() {
     let sink = Sink::Consume { len: source[0].len, consumer };
     // SAFETY: buffer and counter outlive `finish`, which sees both tokens complete.
     unsafe {
-        let _ = ends[1].post_recv(Channel { peer: 0, index: 0 }, 7, sink, Token(1)).expect("receive");
+        let _ = ends[1]
+            .post_recv(Channel { peer: 0, index: 0 }, 7, sink, OnMisfit::Fail, Token(1))
+            .expect("receive");
         let _ = ends[0].post_send(Channel { peer: 1, index: 0 }, 7, &source, Token(0)).expect("send");
     }
     finish(&mut ends, 2);
@@ -231,7 +240,8 @@ fn a_queue_pair_that_dies_by_itself_is_noticed_and_its_own_rank_named() {
     for (rank, end) in ends.iter_mut().enumerate() {
         let on = Channel { peer: 1 - rank as u32, index: 0 };
         // SAFETY: list and buffer are alive until both receives have failed, and no data is sent there.
-        let posted = unsafe { end.post_recv(on, 7, Sink::Place(&target), Token(9)).expect("receive") };
+        let posted =
+            unsafe { end.post_recv(on, 7, Sink::Place(&target), OnMisfit::Fail, Token(9)).expect("receive") };
         assert_eq!(posted, Posted::Pending);
     }
     ends[0].sever(1).expect("severed");

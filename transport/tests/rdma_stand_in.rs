@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::rdma::{RdmaEndpoint, RdmaOptions};
 use kolo_transport::{
-    Armed, Backing, Channel, DeviceCopier, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Reach,
-    RegistrationPolicy, Sink, Token,
+    Armed, Backing, Channel, DeviceCopier, Endpoint, Error, ErrorKind, Event, OnMisfit, ParkBy, Piece,
+    Posted, Reach, RegistrationPolicy, Sink, Token,
 };
 use kolo_verbs::sys;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
@@ -66,7 +66,9 @@ fn transfer_from(sender: usize, ends: &mut [RdmaEndpoint; 2], from: &mut [u8], t
     // SAFETY: both buffers outlive the loop below, which sees both tokens complete.
     let posted = unsafe {
         [
-            ends[receiver].post_recv(ON[receiver], 7, Sink::Place(&target), Token(1)).expect("receive"),
+            ends[receiver]
+                .post_recv(ON[receiver], 7, Sink::Place(&target), OnMisfit::Fail, Token(1))
+                .expect("receive"),
             ends[sender].post_send(ON[sender], 7, &source, Token(0)).expect("send"),
         ]
     };
@@ -93,7 +95,9 @@ fn errors_after(happens: impl FnOnce(&Fake)) -> [Error; 2] {
     for (rank, end) in ends.iter_mut().enumerate() {
         let target = [Piece { ptr: memory[rank].as_mut_ptr(), len: memory[rank].len() }];
         // SAFETY: the buffers outlive the endpoints.
-        let posted = unsafe { end.post_recv(ON[rank], 9, Sink::Place(&target), Token(5)).expect("receive") };
+        let posted = unsafe {
+            end.post_recv(ON[rank], 9, Sink::Place(&target), OnMisfit::Fail, Token(5)).expect("receive")
+        };
         assert_eq!(posted, Posted::Pending);
     }
     let mut events = Vec::new();
@@ -309,7 +313,8 @@ fn a_message_whose_copy_fails_in_the_middle_is_not_replaced_by_the_next() {
     // SAFETY: the buffers outlive the endpoints.
     unsafe {
         ends[0].register(whole, Backing::Device { export: None, copier: &copier }).expect("registered");
-        let posted = ends[1].post_recv(ON[1], 7, Sink::Place(&target), Token(1)).expect("receive");
+        let posted =
+            ends[1].post_recv(ON[1], 7, Sink::Place(&target), OnMisfit::Fail, Token(1)).expect("receive");
         assert_eq!(posted, Posted::Pending);
         let posted = ends[0].post_send(ON[0], 7, &runs, Token(0)).expect("send");
         assert_eq!(posted, Posted::Pending);
@@ -424,9 +429,9 @@ fn a_message_that_arrived_before_the_loss_was_noticed_is_delivered() {
     // SAFETY: the buffers outlive the endpoints.
     let pending = unsafe {
         [
-            ends[1].post_recv(ON[1], 7, Sink::Place(&place), Token(1)).expect("receive"),
+            ends[1].post_recv(ON[1], 7, Sink::Place(&place), OnMisfit::Fail, Token(1)).expect("receive"),
             ends[0].post_send(ON[0], 7, &long, Token(2)).expect("send"),
-            ends[0].post_recv(ON[0], 9, Sink::Place(&target), Token(3)).expect("receive"),
+            ends[0].post_recv(ON[0], 9, Sink::Place(&target), OnMisfit::Fail, Token(3)).expect("receive"),
         ]
     };
     assert_eq!(pending, [Posted::Pending; 3]);
@@ -487,7 +492,9 @@ fn a_port_that_goes_down_is_a_warning_and_wakes_who_sleeps() {
     let mut memory = vec![0_u8; 100];
     let target = [Piece { ptr: memory.as_mut_ptr(), len: 100 }];
     // SAFETY: the buffer outlives the endpoints.
-    let posted = unsafe { ends[0].post_recv(ON[0], 9, Sink::Place(&target), Token(5)).expect("receive") };
+    let posted = unsafe {
+        ends[0].post_recv(ON[0], 9, Sink::Place(&target), OnMisfit::Fail, Token(5)).expect("receive")
+    };
     assert_eq!(posted, Posted::Pending);
     let mut events = Vec::new();
     for (event, words) in

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use kolo_transport::Needs;
 use kolo_transport::shm::{MemorySharing, ShmEndpoint, ShmOptions, SingleCopy, Slot};
 use kolo_transport::{
-    Armed, Channel, Endpoint, Error, ErrorKind, Event, ParkBy, Piece, Posted, Sink, Token, wait_word,
+    Armed, Channel, Endpoint, Error, ErrorKind, Event, OnMisfit, ParkBy, Piece, Posted, Sink, Token,
+    wait_word,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -286,7 +287,7 @@ fn post(endpoint: &mut ShmEndpoint, on: Channel, piece: &[Piece; 1], is_send: bo
         if is_send {
             endpoint.post_send(on, 7, piece, Token(1))
         } else {
-            endpoint.post_recv(on, 7, Sink::Place(piece), Token(2))
+            endpoint.post_recv(on, 7, Sink::Place(piece), OnMisfit::Fail, Token(2))
         }
     }
 }

@@ -5,7 +5,9 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use kolo_transport::tcp::Family;
-use kolo_transport::{Channel, Endpoint, Event, Piece, Posted, Sink, TcpEndpoint, TcpOptions, Token};
+use kolo_transport::{
+    Channel, Endpoint, Event, OnMisfit, Piece, Posted, Sink, TcpEndpoint, TcpOptions, Token,
+};
 
 const SHORT: Duration = Duration::from_millis(400);
 const LONG: Duration = Duration::from_secs(20);
@@ -52,7 +54,7 @@ fn silent_addresses_are_named_with_the_remedy() {
     let pieces = [Piece { ptr: &raw mut byte, len: 1 }];
     let on = Channel { peer: 1, index: 0 };
     // SAFETY: the byte outlives the token, which fails below.
-    let posted = unsafe { dialling.post_recv(on, 0, Sink::Place(&pieces), Token(1)) };
+    let posted = unsafe { dialling.post_recv(on, 0, Sink::Place(&pieces), OnMisfit::Fail, Token(1)) };
     assert_eq!(posted.expect("posted"), Posted::Pending);
     let until = Instant::now() + LONG;
     let mut events = Vec::new();
@@ -91,7 +93,10 @@ fn the_higher_rank_dials_where_the_lower_gets_no_answer() {
         // SAFETY: bytes and pieces outlive the tokens, which complete below.
         let posted = unsafe {
             let sent = ends[0].post_send(Channel { peer: 1, index }, 0, &from, Token(1));
-            [sent, ends[1].post_recv(Channel { peer: 0, index }, 0, Sink::Place(&to), Token(2))]
+            [
+                sent,
+                ends[1].post_recv(Channel { peer: 0, index }, 0, Sink::Place(&to), OnMisfit::Fail, Token(2)),
+            ]
         };
         assert_eq!(posted.map(|posted| posted.expect("posted")), [Posted::Pending; 2]);
         while open > 0 {

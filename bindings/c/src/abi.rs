@@ -114,6 +114,9 @@ pub(crate) const UNSET: i64 = -1;
 /// `KOLO_ANY_SOURCE`
 pub(crate) const ANY_SOURCE: c_int = -1;
 
+/// `KOLO_NEWCOMER`
+pub(crate) const NEWCOMER: c_int = -1;
+
 /// `koloResult_t`
 pub(crate) mod result {
     use std::ffi::c_int;

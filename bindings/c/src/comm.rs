@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use kolo_rs::{Agreement, Communicator};
 
-use crate::abi::{UNSET, result::SUCCESS};
+use crate::abi::{NEWCOMER, UNSET, result::SUCCESS};
 use crate::cancel;
 use crate::checked;
 use crate::guard::{Failure, LastError, Outcome, guard, place, take, usage, with_comm};
@@ -279,7 +279,7 @@ unsafe extern "C" fn koloCommRanksBefore(comm: *const Comm, ranks: *mut c_int) -
         with_comm("koloCommRanksBefore", comm, |comm| {
             place("ranks", ranks)?;
             for (place, rank) in comm.communicator.ranks_before().into_iter().enumerate() {
-                ranks.add(place).write(rank as c_int);
+                ranks.add(place).write(rank.map_or(NEWCOMER, |rank| rank as c_int));
             }
             Ok(())
         })

@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 
 use kolo_rs::error::codes;
+use kolo_rs::internal::Unpoisoned;
 use kolo_rs::{AbortReason, Error};
 
 use crate::abi::result;
@@ -90,7 +91,7 @@ pub(crate) struct LastError(Mutex<(u64, Option<Failure>)>);
 
 impl LastError {
     fn lock(&self) -> MutexGuard<'_, (u64, Option<Failure>)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unpoisoned()
     }
 
     pub(crate) fn set(&self, failure: &Failure) {

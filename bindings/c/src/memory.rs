@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use kolo_rs::SymmetricBuffer;
+use kolo_rs::internal::Unpoisoned;
 
 use crate::comm::Comm;
 use crate::guard::{guard, place, take, usage, with_comm};
@@ -57,7 +58,7 @@ unsafe extern "C" fn koloCommMemAlloc(comm: *const Comm, memory: *mut *mut c_voi
             memory.write(std::ptr::null_mut());
             let mut found = comm.communicator.alloc_raw(bytes)?;
             let at = found.as_mut_ptr();
-            comm.lent.lock().unwrap_or_else(PoisonError::into_inner).insert(at.expose_provenance(), found);
+            comm.lent.lock().unpoisoned().insert(at.expose_provenance(), found);
             memory.write(at.cast());
             Ok(())
         })
@@ -70,7 +71,7 @@ unsafe extern "C" fn koloCommMemFree(comm: *const Comm, memory: *mut c_void) -> 
     // SAFETY: the header's promise; the memory is only looked up by its address.
     unsafe {
         with_comm("koloCommMemFree", comm, |comm| {
-            let known = comm.lent.lock().unwrap_or_else(PoisonError::into_inner).remove(&memory.addr());
+            let known = comm.lent.lock().unpoisoned().remove(&memory.addr());
             if known.is_none() && !memory.is_null() {
                 return Err(usage(format!("{memory:?} is not memory of this communicator")));
             }

@@ -2,8 +2,9 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
+use kolo_rs::internal::Unpoisoned;
 use kolo_rs::state::{Part, State};
 use kolo_rs::{Change, Collective, Communicator, Invitation, RawCall};
 
@@ -196,7 +197,7 @@ unsafe extern "C" fn koloStateShare(
         with_comm("koloStateShare", comm, |comm| {
             let state = state.as_ref().ok_or_else(no_state)?;
             let shared = with_parts(parts, count, |parts| {
-                let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut state = state.lock().unpoisoned();
                 Ok(state.share(&comm.communicator, parts)?)
             })?;
             if let Some(received) = received.as_mut() {
@@ -220,9 +221,8 @@ unsafe extern "C" fn koloStateOffer(
     unsafe {
         with_group("koloStateOffer", group, |group| {
             let state = state.as_ref().ok_or_else(no_state)?;
-            let has_taken = with_parts(parts, count, |parts| {
-                group.offer(&mut state.lock().unwrap_or_else(PoisonError::into_inner), parts)
-            })?;
+            let has_taken =
+                with_parts(parts, count, |parts| group.offer(&mut state.lock().unpoisoned(), parts))?;
             if let Some(offered) = offered.as_mut() {
                 *offered = c_int::from(has_taken);
             }
@@ -253,7 +253,7 @@ unsafe extern "C" fn koloStateFetch(
             let (invitation, limit) = (text.parse::<Invitation>()?, limit("limit_ms", limit_ms)?);
             let fetched = with_parts(parts, count, |parts| {
                 let state = state.as_ref().ok_or_else(no_state)?;
-                let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut state = state.lock().unpoisoned();
                 Ok(state.fetch(&invitation, parts, limit)?)
             })?;
             if let Some(received) = received.as_mut() {
@@ -339,7 +339,7 @@ unsafe fn with_state(
     guard(function, None, || {
         // SAFETY: the caller's promise.
         let state = unsafe { state.as_ref() }.ok_or_else(no_state)?;
-        body(&mut state.lock().unwrap_or_else(PoisonError::into_inner))
+        body(&mut state.lock().unpoisoned())
     })
 }
 

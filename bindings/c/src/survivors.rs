@@ -109,7 +109,7 @@ fn show(handle: &Comm, members: &Communicator) {
 /// Makes the error of a step that failed, but not because its communicator did; such a step is not repeated.
 fn failed(comm: &Communicator, code: c_int, own: Option<Failure>) -> Error {
     let mut context = ErrorContext::default();
-    (context.rank, context.operation) = (comm.rank(), "step".to_owned());
+    (context.rank, context.operation) = (Some(comm.rank()), "step".to_owned());
     let mut problem = format!("it returned {code}");
     if let Some(own) = own {
         let _ = write!(problem, "; the last error of its communicator is '{}'", own.message());

@@ -1,9 +1,10 @@
 //! Communicators: all operations, on addresses, and queries.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kolo_rs::{Communicator, Error, NEWCOMER};
+use kolo_rs::internal::Unpoisoned;
+use kolo_rs::{Communicator, Error};
 use pyo3::prelude::*;
 
 use crate::calls::{Addresses, Irregular, Message, Plain, Transfer, Uneven};
@@ -208,8 +209,7 @@ impl Comm {
 
     /// Returns each rank's rank in the previous communicator; `None` for newcomers.
     fn ranks_before(&self) -> PyResult<Vec<Option<u32>>> {
-        let before = self.communicator()?.ranks_before().into_iter();
-        Ok(before.map(|rank| Some(rank).filter(|rank| *rank != NEWCOMER)).collect())
+        Ok(self.communicator()?.ranks_before())
     }
 
     /// Returns an invitation for newcomers, as text.
@@ -248,7 +248,7 @@ impl Comm {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let open = self.open.get()?;
         py.detach(|| {
-            let communicator = open.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let communicator = open.lock().unpoisoned().take();
             drop(communicator);
         });
         Ok(())
@@ -256,7 +256,7 @@ impl Comm {
 
     #[getter]
     fn closed(&self) -> PyResult<bool> {
-        Ok(self.open.get()?.lock().unwrap_or_else(PoisonError::into_inner).is_none())
+        Ok(self.open.get()?.lock().unpoisoned().is_none())
     }
 
     #[getter]
@@ -424,7 +424,7 @@ impl Comm {
     }
 
     fn communicator(&self) -> PyResult<Arc<Communicator>> {
-        let open = self.open.get()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.get()?.lock().unpoisoned();
         open.clone().ok_or_else(|| usage("the communicator is closed"))
     }
 
@@ -443,7 +443,7 @@ impl Comm {
 impl Drop for Comm {
     fn drop(&mut self) {
         if let Ok(open) = self.open.get() {
-            let last = open.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let last = open.lock().unpoisoned().take();
             Python::attach(|py| py.detach(|| drop(last)));
         }
     }

@@ -34,7 +34,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     };
     let rank = match error {
         Error::Join { rank, .. } => *rank,
-        _ => context.map(|context| context.rank).filter(|rank| *rank != kolo_rs::NEWCOMER),
+        _ => context.and_then(|context| context.rank),
     };
     let made = make(py, class, &error.to_string(), rank, context, peer, Some(error.code()));
     made.unwrap_or_else(|problem| problem)
@@ -60,7 +60,7 @@ fn make(
     let fields = PyDict::new(py);
     fields.set_item("rank", rank)?;
     fields.set_item("operation", context.map(|context| context.operation.as_str()))?;
-    fields.set_item("sequence", context.map(|context| context.sequence))?;
+    fields.set_item("sequence", context.and_then(|context| context.sequence))?;
     fields.set_item("peer", peer)?;
     fields.set_item("code", code)?;
     let exception = classes.bind(py).getattr(class)?.call((message,), Some(&fields))?;

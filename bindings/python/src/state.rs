@@ -1,8 +1,9 @@
 //! State for newcomers: see `kolo.state`.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use kolo_rs::internal::Unpoisoned;
 use kolo_rs::state::{Part, State as Inner};
 use pyo3::prelude::*;
 
@@ -82,7 +83,7 @@ impl State {
 
 impl State {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unpoisoned()
     }
 }
 

@@ -4,11 +4,11 @@
 //! operation; the others sleep until the first tells them the outcome, or until their own time-out, which ends the operation.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use kolo_rs::Error;
-use kolo_rs::internal::SecondWait;
+use kolo_rs::internal::{SecondWait, Unpoisoned};
 use pyo3::prelude::*;
 
 use crate::errors::exception;
@@ -140,7 +140,7 @@ impl Inner {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     /// Waits; returns the outcome, and the owner, which may now be given back to Python.

@@ -1,8 +1,10 @@
 //! A cluster in one process, with threads as ranks, for tests, examples and experiments.
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread::{Builder, Scope, ScopedJoinHandle};
+
+use kolo_transport::Unpoisoned;
 
 use super::Communicator;
 use crate::config::Config;
@@ -104,7 +106,7 @@ impl Cluster {
         let (connect, body) = (&connect, &body);
         // Locked until all threads have been started: ranks would wait for one that never comes.
         let is_complete = Mutex::new(false);
-        let lock = || is_complete.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || is_complete.lock().unpoisoned();
         let lock = &lock;
         let results: Vec<std::thread::Result<Result<R>>> = std::thread::scope(|scope| {
             let mut gate = lock();

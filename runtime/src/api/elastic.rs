@@ -276,13 +276,16 @@ impl Communicator {
     }
 
     /// Returns for each rank its rank in the communicator from which [`Communicator::shrink`] or
-    /// [`Communicator::grow`] made this one, or [`NEWCOMER`](crate::NEWCOMER) if it was not in it. If neither made
+    /// [`Communicator::grow`] made this one, or `None` if it was not in it. If neither made
     /// this communicator, nor the one that it was split off, returns its own ranks.
     #[must_use]
-    pub fn ranks_before(&self) -> Vec<u32> {
+    pub fn ranks_before(&self) -> Vec<Option<u32>> {
         let before = self.shared.world.ranks_before();
         let members = self.shared.group.members.iter();
-        members.zip(0..).map(|(world, own)| before.map_or(own, |before| before[*world as usize])).collect()
+        members
+            .zip(0..)
+            .map(|(world, own)| before.map_or(Some(own), |before| before[*world as usize]))
+            .collect()
     }
 
     fn agree_on(&self, purpose: Purpose, operation: &str, flags: u64, until: Until) -> Result<Agreement> {

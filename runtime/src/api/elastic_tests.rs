@@ -69,7 +69,7 @@ fn who_was_away_while_the_others_met_is_met_again() -> Result<()> {
             Ok((attempts, made.ranks_before(), sum(&made)?))
         })?;
         for met in met {
-            assert_eq!(met?, (2, vec![0, 1, 2], 3.0), "rank {away} was away");
+            assert_eq!(met?, (2, [0, 1, 2].map(Some).to_vec(), 3.0), "rank {away} was away");
         }
     }
     Ok(())

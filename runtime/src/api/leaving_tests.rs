@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::Communicator;
 use super::cluster::Cluster;
 use crate::config::{Config, TransportKind, Transports};
-use crate::control::{Control, ControlRuntime, Departure, ExchangeKey};
+use crate::control::{Control, ControlRuntime, Departure, GatherKey, Round};
 use crate::drive;
 use crate::error::{AbortReason, Error, LossCause, Result};
 use crate::join::JoinSpec;
@@ -160,8 +160,8 @@ fn rank_0_stays_for_a_live_rank_and_not_for_one_left_behind() -> Result<()> {
     let (over, is_over) = std::sync::mpsc::channel::<()>();
     let mut specs = JoinSpec::local(3);
     let exchange = |control: &Control| {
-        let key = ExchangeKey { communicator: 6, round: 0 };
-        control.exchange(key, &[1, 2], Vec::new(), Instant::now() + LONG)
+        let key = GatherKey { communicator: 6, round: Round::Numbered(0) };
+        control.all_gather(key, &[1, 2], &(), Instant::now() + LONG)
     };
     specs.iter_mut().for_each(|spec| spec.liveness.linger = LONG);
     let [first, second, third] = <[JoinSpec; 3]>::try_from(specs).expect("three ranks");

@@ -3,8 +3,10 @@
 
 use std::ops::DerefMut;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
+
+use kolo_transport::Unpoisoned;
 
 use super::Communicator;
 
@@ -20,17 +22,17 @@ struct Steps(Mutex<u32>, Condvar);
 
 impl Steps {
     fn done(&self, step: u32) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = step;
+        *self.0.lock().unpoisoned() = step;
         self.1.notify_all();
     }
 
     fn wait(&self, step: u32) {
         let until = Instant::now() + Duration::from_secs(20);
-        let mut done = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = self.0.lock().unpoisoned();
         while *done < step {
             let left = until.saturating_duration_since(Instant::now());
             assert!(!left.is_zero(), "step {step} never comes");
-            (done, _) = self.1.wait_timeout(done, left).unwrap_or_else(PoisonError::into_inner);
+            (done, _) = self.1.wait_timeout(done, left).unpoisoned();
         }
     }
 }

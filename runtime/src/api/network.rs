@@ -6,13 +6,10 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::Communicator;
-use crate::control::ExchangeKey;
+use crate::control::{GatherKey, Round};
 use crate::error::{Error, JoinFailure, Result};
 use crate::network::{Sample, Table, Wire, probe};
 use crate::reduce::DefaultFloats;
-
-/// The round of the control plane's exchange in which ranks share their measurements.
-const NETWORK_ROUND: u64 = 1 << 24;
 
 /// A rank's measurements.
 #[derive(Debug, Serialize, Deserialize)]
@@ -48,7 +45,8 @@ impl Communicator {
             Vec::new()
         };
         let measured = Measured { samples, took: begun.elapsed() };
-        let told = self.tell_measured(&measured, deadline)?;
+        let key = GatherKey { communicator: shared.group.id, round: Round::Measurements };
+        let told = shared.world.control.all_gather(key, &shared.group.members, &measured, deadline)?;
         let took = told.iter().map(|measured| measured.took).max().unwrap_or_default();
         let samples = told.into_iter().flat_map(|measured| measured.samples).collect();
         let table =
@@ -67,17 +65,6 @@ impl Communicator {
         drop(core);
         shared.world.learn(table, shared.config.transports.clone());
         Ok(())
-    }
-
-    fn tell_measured(&self, measured: &Measured, deadline: Instant) -> Result<Vec<Measured>> {
-        let shared = &self.shared;
-        let blob = postcard::to_stdvec(measured).map_err(|error| self.nonsense(&error.to_string()))?;
-        let key = ExchangeKey { communicator: shared.group.id, round: NETWORK_ROUND };
-        let blobs = shared.world.control.exchange(key, &shared.group.members, blob, deadline)?;
-        blobs
-            .iter()
-            .map(|blob| postcard::from_bytes(blob).map_err(|error| self.nonsense(&error.to_string())))
-            .collect()
     }
 
     fn nonsense(&self, problem: &str) -> Error {

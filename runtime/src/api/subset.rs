@@ -4,18 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_transport::foreign::printable;
+use serde::{Serialize, de::DeserializeOwned};
 
 use super::Communicator;
 use crate::call::{Waited, out_of_range};
 use crate::communicator::{Making, child_id, patience, renumbered};
 use crate::config::Config;
-use crate::control::ExchangeKey;
+use crate::control::{GatherKey, Round};
 use crate::drive;
-use crate::error::{Error, JoinFailure, Result};
-
-/// First round of the control plane's exchange that splits use, apart from the round that introduces a communicator's
-/// ranks.
-const SPLIT_ROUND: u64 = 1 << 32;
+use crate::error::{Error, Result};
 
 /// A rank's request to a split: its color and key, or the problem with its call.
 type SplitRequest = std::result::Result<(Option<u32>, i64), String>;
@@ -50,11 +47,10 @@ impl Communicator {
         let number = self.next_child()?;
         let shared = &self.shared;
         let deadline = shared.deadline_after(patience(&shared.config));
-        let entry = postcard::to_stdvec(&request).map_err(|error| self.unreadable(&error))?;
-        let entries = self.exchange(SPLIT_ROUND + number, entry, deadline)?;
+        let entries = self.all_gather_values(Round::Split(number), &request, deadline)?;
         let mut requests: Vec<(Option<u32>, i64)> = Vec::with_capacity(entries.len());
-        for (rank, entry) in entries.iter().enumerate() {
-            match postcard::from_bytes(entry).map_err(|error| self.unreadable(&error))? {
+        for (rank, entry) in entries.into_iter().enumerate() {
+            match entry {
                 SplitRequest::Ok(request) => requests.push(request),
                 SplitRequest::Err(problem) => {
                     // The text comes from another rank, so it is bounded and freed of control characters.
@@ -169,12 +165,17 @@ impl Communicator {
         Ok(child)
     }
 
-    /// Sends a blob to all ranks over the control plane, and returns the blobs of all, in rank order. Gives the
+    /// Sends a value to all ranks over the control plane, and returns the values of all, in rank order. Gives the
     /// communicator up after a fatal error, as every call does.
-    pub(super) fn exchange(&self, round: u64, blob: Vec<u8>, deadline: Instant) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn all_gather_values<T: Serialize + DeserializeOwned>(
+        &self,
+        round: Round,
+        value: &T,
+        deadline: Instant,
+    ) -> Result<Vec<T>> {
         let shared = &self.shared;
-        let key = ExchangeKey { communicator: shared.group.id, round };
-        let told = shared.world.control.exchange(key, &shared.group.members, blob, deadline);
+        let key = GatherKey { communicator: shared.group.id, round };
+        let told = shared.world.control.all_gather(key, &shared.group.members, value, deadline);
         told.inspect_err(|error| drive::give_up_after(shared, error))
     }
 
@@ -184,15 +185,6 @@ impl Communicator {
         drive::check_usable(&self.shared, &core, Waited::other("split"))?;
         core.calls.children += 1;
         Ok(core.calls.children)
-    }
-
-    pub(super) fn unreadable(&self, error: &dyn std::fmt::Display) -> Error {
-        Error::Join {
-            rank: Some(self.rank()),
-            kind: JoinFailure::Version,
-            problem: format!("a rank's part of a split or allocation could not be read: {error}"),
-            remedy: "Use the same version of Kolo on all ranks".to_owned(),
-        }
     }
 }
 

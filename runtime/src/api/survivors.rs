@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::{Agreement, Communicator};
-use crate::error::{AbortReason, Error, NEWCOMER, Result};
+use crate::error::{AbortReason, Error, Result};
 use crate::job::deadline_after;
 use crate::types::{Element, ReduceOp};
 
@@ -104,7 +104,7 @@ impl Survivors {
     /// and [`Survivors::up_to`] is MAX by default.
     #[must_use]
     pub fn new(comm: Communicator) -> Self {
-        let is_newcomer = comm.ranks_before()[comm.rank() as usize] == NEWCOMER;
+        let is_newcomer = comm.ranks_before()[comm.rank() as usize].is_none();
         let news = is_newcomer.then(|| change(0, &comm));
         comm.watch_hosts();
         let (at_least, up_to) = comm.elastic_bounds().unwrap_or((1, 0));
@@ -380,7 +380,7 @@ const fn is_out_of_time<T>(outcome: &Result<T>) -> bool {
 fn change(before: u32, now: &Communicator) -> Change {
     let (epoch, rank, world_size, ranks_before) =
         (now.epoch(), now.rank(), now.world_size(), now.ranks_before());
-    let came = (0..world_size).filter(|rank| ranks_before[*rank as usize] == NEWCOMER).collect();
-    let left = (0..before).filter(|rank| !ranks_before.contains(rank)).collect();
+    let came = (0..world_size).filter(|rank| ranks_before[*rank as usize].is_none()).collect();
+    let left = (0..before).filter(|rank| !ranks_before.contains(&Some(*rank))).collect();
     Change { epoch, left, came, rank, world_size }
 }

@@ -12,16 +12,13 @@ use serde::{Deserialize, Serialize};
 use super::Communicator;
 use crate::call::Waited;
 use crate::communicator::Shared;
+use crate::control::Round;
 use crate::drive::{self, End, Patience, Step, Waiter, until};
 use crate::error::{Error, Result};
 use crate::supply::{self, Pool};
 use crate::symmetric::{Allocation, OwnMemory};
 use crate::types::Element;
 use crate::wait::{Next, Pacer, Policy};
-
-/// First round of the control plane's exchange that allocations use, apart from those of splits. An allocation takes
-/// three rounds.
-const ALLOC_ROUND: u64 = 1 << 40;
 
 /// Interval at which a rank that waits for the others' memory checks for failures.
 const LOOK: Duration = Duration::from_millis(20);
@@ -95,7 +92,7 @@ impl Communicator {
         let begin = Instant::now();
         let deadline = shared.deadline_after(shared.config.timeout);
         let request = AllocRequest { bytes: bytes as u64, live, pools: supply::pools() };
-        let requests = self.tell(3 * number, &request, deadline)?;
+        let requests = self.all_gather_values(Round::AllocRequests(number), &request, deadline)?;
         if let Some(other) = requests.iter().position(|request| request.bytes != bytes as u64) {
             let problem =
                 format!("rank {other} asked for {} bytes and this rank for {bytes}", requests[other].bytes);
@@ -118,7 +115,7 @@ impl Communicator {
             }
         }
         let address = own.as_ref().map(Made::address).map_err(Clone::clone);
-        let cards: Vec<Card> = self.tell(3 * number + 1, &address, deadline)?;
+        let cards: Vec<Card> = self.all_gather_values(Round::AllocAddresses(number), &address, deadline)?;
         self.all_could(cards.iter().map(|card| card.as_ref().err()))?;
         let addresses: Option<Vec<&[u8]>> = cards.iter().map(|card| card.as_ref().ok()?.as_deref()).collect();
         let mut sharing = match (own, &addresses) {
@@ -129,7 +126,7 @@ impl Communicator {
         };
         let addresses = addresses.unwrap_or_default();
         let taken = self.take_over(&mut sharing, &addresses, deadline)?;
-        let outcomes = self.tell(3 * number + 2, &taken, deadline)?;
+        let outcomes = self.all_gather_values(Round::AllocOutcomes(number), &taken, deadline)?;
         self.all_could(outcomes.iter().map(|outcome| outcome.as_ref().err()))?;
         let (own, others) = sharing.finish();
         let memory = Arc::new(OwnMemory::new(own, bytes));
@@ -186,19 +183,6 @@ impl Communicator {
             Err(NotTaken::Here(why)) => Ok(Err(why)),
             Err(NotTaken::ByAll(error)) => Err(error),
         }
-    }
-
-    /// Sends a message to all ranks, and returns the messages of all, in rank order.
-    fn tell<M: Serialize + for<'de> Deserialize<'de>>(
-        &self,
-        round: u64,
-        message: &M,
-        deadline: Instant,
-    ) -> Result<Vec<M>> {
-        let unreadable = |error: postcard::Error| self.unreadable(&error);
-        let blob = postcard::to_stdvec(message).map_err(unreadable)?;
-        let blobs = self.exchange(ALLOC_ROUND + round, blob, deadline)?;
-        blobs.iter().map(|blob| postcard::from_bytes(blob).map_err(unreadable)).collect()
     }
 
     fn all_could<'a>(&self, failures: impl Iterator<Item = Option<&'a String>>) -> Result<()> {

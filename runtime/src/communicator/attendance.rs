@@ -12,12 +12,13 @@ use std::thread::JoinHandle;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 #[cfg(kolo_model)]
 use loom::sync::{Condvar, Mutex, MutexGuard};
-use std::sync::PoisonError;
 #[cfg(not(kolo_model))]
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 #[cfg(not(kolo_model))]
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
+
+use kolo_transport::Unpoisoned;
 
 /// Separates a store from a load in the one order. Loom treats sequentially consistent accesses as weaker ones, but not
 /// fences.
@@ -68,7 +69,7 @@ impl Default for Attendance {
 
 impl Attendance {
     pub(crate) fn helper(&self) -> MutexGuard<'_, Helper> {
-        self.helper.lock().unwrap_or_else(PoisonError::into_inner)
+        self.helper.lock().unpoisoned()
     }
 
     /// Leaves work for which possibly no thread waits. If the helper sleeps or has not begun, `start` starts one if
@@ -124,7 +125,7 @@ impl Attendance {
     /// Lets the helper sleep for `time`, whether or not there is work.
     #[cfg(not(kolo_model))]
     pub(crate) fn nap<'a>(&self, helper: MutexGuard<'a, Helper>, time: Duration) -> MutexGuard<'a, Helper> {
-        self.wake.wait_timeout(helper, time).unwrap_or_else(PoisonError::into_inner).0
+        self.wake.wait_timeout(helper, time).unpoisoned().0
     }
 
     /// In loom's models, a nap may be over at once.
@@ -138,7 +139,7 @@ impl Attendance {
         self.asleep.store(true, Ordering::SeqCst);
         in_one_order();
         while !helper.stop && !self.is_unattended() {
-            helper = self.wake.wait(helper).unwrap_or_else(PoisonError::into_inner);
+            helper = self.wake.wait(helper).unpoisoned();
         }
         self.asleep.store(false, Ordering::SeqCst);
         helper

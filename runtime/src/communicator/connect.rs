@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use kolo_transport::Process;
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 
 use super::agreement::{self, Agreed};
 use super::attendance::Attendance;
@@ -21,7 +21,7 @@ use super::shared_memory;
 use super::time_limit::TimeLimit;
 use crate::affinity::{self, Place, SoftAffinity};
 use crate::config::{Config, Determinism};
-use crate::control::{ExchangeKey, PeerInfo, StatusBoard};
+use crate::control::{GatherKey, PeerInfo, Round, StatusBoard};
 use crate::dispatch::{Limits, Planner};
 use crate::engine::Engine;
 use crate::error::{Error, JoinFailure, Result};
@@ -51,13 +51,17 @@ pub(crate) fn patience(config: &Config) -> Duration {
 /// See [`crate::fuzzing`].
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_card(bytes: &[u8]) {
-    if let Ok(card) = Card::parse(bytes) {
+    if let Ok(card) = postcard::from_bytes::<Card>(bytes)
+        && card.check().is_ok()
+    {
         let cards = [card];
         let hosts = host_indices(&cards);
         let _ = (facts(&hosts, &cards), agreement::check(0, &[&cards[0].agreed]));
         let _ = assign_processor(0, &hosts, &cards);
     }
-    let _ = routes::failed_paths(1, Vec::new(), &[bytes.to_vec()]);
+    if let Ok(told) = postcard::from_bytes(bytes) {
+        let _ = routes::failed_paths(1, Vec::new(), &[told]);
+    }
 }
 
 /// A communicator in the making. `members` are world ranks, and this rank is number `rank` of them.
@@ -141,18 +145,16 @@ impl Making {
             has_gpus,
             agreed: Agreed::of(&self.config),
         };
-        let blobs = self.tell(0, &card)?;
-        let cards: std::result::Result<Vec<Card>, _> = blobs.iter().map(|blob| Card::parse(blob)).collect();
-        let cards = cards.map_err(|problem| broken(self.rank, &problem))?;
+        let cards = self.tell(Round::Introductions, &card)?;
+        cards.iter().try_for_each(Card::check).map_err(|problem| broken(self.rank, &problem))?;
         agreement::check(self.rank, &cards.iter().map(|card| &card.agreed).collect::<Vec<_>>())?;
         Ok(cards)
     }
 
     /// Sends a message to all others, and returns the messages of all in rank order.
-    pub(super) fn tell(&self, round: u64, message: &impl Serialize) -> Result<Vec<Vec<u8>>> {
-        let blob = postcard::to_stdvec(message).map_err(|error| broken(self.rank, &error))?;
-        let key = ExchangeKey { communicator: self.id, round };
-        self.world.control.exchange(key, &self.members, blob, self.deadline)
+    pub(super) fn tell<M: Serialize + DeserializeOwned>(&self, round: Round, message: &M) -> Result<Vec<M>> {
+        let key = GatherKey { communicator: self.id, round };
+        self.world.control.all_gather(key, &self.members, message, self.deadline)
     }
 
     /// Returns the names of the hosts by their numbers. Hosts are numbered in order of appearance.

@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use kolo_transport::Unpoisoned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
@@ -26,10 +27,10 @@ use super::renumbering::renumbered;
 use super::shared::{Shared, World};
 use crate::config::{Config, Elastic};
 use crate::control::{
-    AbortCause, AbortKind, Absence, Admission, AdmittedNewcomer, Applicant, Control, ExchangeKey,
-    MemberAddress, Membership, Offer, RegroupSpec, WaitingList, derive,
+    AbortCause, AbortKind, Absence, Admission, AdmittedNewcomer, Applicant, Control, GatherKey,
+    MemberAddress, Membership, Offer, RegroupSpec, Round, WaitingList, derive,
 };
-use crate::error::{Error, ErrorContext, JoinFailure, NEWCOMER, Result};
+use crate::error::{Error, ErrorContext, JoinFailure, Result};
 use crate::job::{MAX_WORLD_SIZE, deadline_after};
 
 /// Identity under which members meet before they admit newcomers.
@@ -58,11 +59,11 @@ pub(crate) struct Left<'a> {
 /// communicator on it. Its errors name ranks of this communicator.
 pub(crate) fn regroup(
     shared: &Shared,
-    ranks_before: &[u32],
+    ranks: &[u32],
     regroup_id: [u8; 32],
     deadline: Instant,
 ) -> Result<Making> {
-    let world_ranks = shared.world_ranks(ranks_before);
+    let world_ranks = shared.world_ranks(ranks);
     let control = &shared.world.control;
     let own = world_ranks.iter().position(|rank| *rank == control.rank()).unwrap_or_default();
     let next = control.regroup(RegroupSpec {
@@ -76,8 +77,9 @@ pub(crate) fn regroup(
         deadline,
         alarm: None,
     });
-    let next = next.map_err(|error| renumbered(error, shared.group.rank, ranks_before))?;
-    let lineage = Lineage::after(shared, ranks_before.to_vec(), shared.slots_of(ranks_before));
+    let next = next.map_err(|error| renumbered(error, shared.group.rank, ranks))?;
+    let ranks_before = ranks.iter().copied().map(Some).collect();
+    let lineage = Lineage::after(shared, ranks_before, shared.slots_of(ranks));
     // The measurements still hold, and measuring again would take longer than all the rest.
     let network = shared.world.network_of(&world_ranks);
     // A rank keeps the processor to which it returns.
@@ -126,7 +128,7 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
         let ranks = left.ranks.to_vec();
         let sound = std::sync::Mutex::new(Some((sound, Arc::downgrade(watch.abort_flag()))));
         watch.abort_flag().on_raise(Box::new(move || {
-            let taken = sound.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+            let taken = sound.lock().unpoisoned().take();
             if let Some((sound, flag)) = taken {
                 let cause = flag.upgrade().and_then(|flag| flag.cause());
                 let _ = cause.map(|cause| sound.send(absence(cause, &ranks)));
@@ -196,12 +198,8 @@ fn exchange(
         address: MemberAddress { host_key: newcomer.host_key, listener: newcomer.listener },
     });
     let told = Told { places, listed: listed.collect() };
-    let blob = postcard::to_stdvec(&told).map_err(|error| broken(rank, &error))?;
-    let key = ExchangeKey { communicator: INTERIM, round: 0 };
-    let blobs = interim.exchange(key, members, blob, deadline)?;
-    let all: std::result::Result<Vec<Told>, _> =
-        blobs.iter().map(|blob| postcard::from_bytes(blob)).collect();
-    let all = all.map_err(|error| broken(rank, &error))?;
+    let key = GatherKey { communicator: INTERIM, round: Round::Newcomers };
+    let all = interim.all_gather(key, members, &told, deadline)?;
     match all.iter().find(|told| told.places != places) {
         None => Ok(all.into_iter().map(|told| told.listed).collect()),
         Some(other) => {
@@ -258,8 +256,8 @@ fn assigned(shared: &Shared, left: &[u32], places: Places, lists: &[Vec<Listed>]
 
 fn lineage(shared: &Shared, left: &[u32], assignment: &Assignment) -> Lineage {
     let before = |holder: &Holder| match holder {
-        Holder::Member(member) => left[*member],
-        Holder::Newcomer { .. } => NEWCOMER,
+        Holder::Member(member) => Some(left[*member]),
+        Holder::Newcomer { .. } => None,
     };
     let (slots, ranks_before) = assignment.slots.iter().map(|(slot, holder)| (*slot, before(holder))).unzip();
     Lineage::after(shared, ranks_before, slots)

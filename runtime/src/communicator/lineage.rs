@@ -11,8 +11,8 @@ use crate::control::GroupId;
 pub(crate) struct Lineage {
     /// Number of changes of the group.
     pub(crate) epoch: u64,
-    /// Each member's rank in the previous communicator; [`NEWCOMER`](crate::NEWCOMER) for a newcomer.
-    pub(crate) ranks_before: Vec<u32>,
+    /// Each member's rank in the previous communicator; `None` for a newcomer.
+    pub(crate) ranks_before: Vec<Option<u32>>,
     pub(crate) group: GroupId,
     /// Each member's slot, in ascending order: its rank in the group's first communicator, or the slot of the rank that
     /// it replaces.
@@ -23,7 +23,7 @@ pub(crate) struct Lineage {
 
 impl Lineage {
     /// Returns the lineage of members that come together again: their ranks in this communicator, and their slots.
-    pub(super) fn after(shared: &Shared, ranks_before: Vec<u32>, slots: Vec<u32>) -> Self {
+    pub(super) fn after(shared: &Shared, ranks_before: Vec<Option<u32>>, slots: Vec<u32>) -> Self {
         let highest = slots.iter().map(|slot| slot + 1).max().unwrap_or_default();
         Self {
             epoch: shared.world.epoch() + 1,

@@ -1,19 +1,20 @@
 //! Ranks in the errors of a communicator that is being made from another one: the caller knows only the other one's ranks.
 
-use crate::error::{Error, JoinFailure, NEWCOMER};
+use crate::error::{Error, JoinFailure};
 
 /// Translates the ranks in an error to those of the communicator in which this rank is `own`. Rank r of the new
 /// communicator was `ranks[r]` there, or is a newcomer.
-pub(crate) fn renumbered(mut error: Error, own: u32, ranks: &[u32]) -> Error {
-    if names_newcomer(&error, ranks) {
+pub(crate) fn renumbered(mut error: Error, own: u32, ranks: &[impl Into<Option<u32>> + Copy]) -> Error {
+    let ranks: Vec<Option<u32>> = ranks.iter().map(|rank| (*rank).into()).collect();
+    if names_newcomer(&error, &ranks) {
         return Error::Join {
             rank: Some(own),
             kind: JoinFailure::Survivors,
-            problem: format!("a newcomer could not become a member ({error}{})", note(ranks)),
+            problem: format!("a newcomer could not become a member ({error}{})", note(&ranks)),
             remedy: "Call grow again".to_owned(),
         };
     }
-    let translate = |rank: &mut u32| *rank = ranks.get(*rank as usize).copied().unwrap_or(*rank);
+    let translate = |rank: &mut u32| *rank = ranks.get(*rank as usize).copied().flatten().unwrap_or(*rank);
     match &mut error {
         Error::PeerLost { peer, .. } | Error::Mismatch { peer, .. } => translate(peer),
         Error::Aborted { by, .. } => translate(by),
@@ -23,7 +24,7 @@ pub(crate) fn renumbered(mut error: Error, own: u32, ranks: &[u32]) -> Error {
         Error::Join { rank, kind, problem, .. } => {
             *rank = Some(own);
             if is_about_new_ranks(*kind) {
-                problem.push_str(&note(ranks));
+                problem.push_str(&note(&ranks));
             }
         }
         _ => {}
@@ -35,14 +36,14 @@ pub(crate) fn renumbered(mut error: Error, own: u32, ranks: &[u32]) -> Error {
         | Error::Timeout { context, .. }
         | Error::Usage { context, .. }
         | Error::Unsupported { context, .. }
-        | Error::Transport { context, .. } => context.rank = own,
+        | Error::Transport { context, .. } => context.rank = Some(own),
         Error::Join { .. } | Error::Configuration { .. } | Error::System { .. } => {}
     }
     error
 }
 
-fn names_newcomer(error: &Error, ranks: &[u32]) -> bool {
-    let is_newcomer = |rank: &u32| ranks.get(*rank as usize) == Some(&NEWCOMER);
+fn names_newcomer(error: &Error, ranks: &[Option<u32>]) -> bool {
+    let is_newcomer = |rank: &u32| ranks.get(*rank as usize) == Some(&None);
     match error {
         Error::PeerLost { peer: rank, .. }
         | Error::Mismatch { peer: rank, .. }
@@ -65,12 +66,12 @@ const fn is_about_new_ranks(kind: JoinFailure) -> bool {
 }
 
 /// Says which ranks a text names, if their numbers have changed.
-fn note(ranks: &[u32]) -> String {
+fn note(ranks: &[Option<u32>]) -> String {
     const SHOWN: usize = 32;
-    if (0..).zip(ranks).all(|(new, old)| new == *old) {
+    if (0..).zip(ranks).all(|(new, old)| Some(new) == *old) {
         return String::new();
     }
-    let name = |rank: &u32| if *rank == NEWCOMER { "new".to_owned() } else { rank.to_string() };
+    let name = |rank: &Option<u32>| rank.map_or("new".to_owned(), |rank| rank.to_string());
     let shown: Vec<String> = ranks.iter().take(SHOWN).map(name).collect();
     let more = if ranks.len() > SHOWN { ", ..." } else { "" };
     format!(
@@ -85,7 +86,7 @@ mod tests {
     use crate::error::{AwaitedRank, ErrorContext, LossCause, PeerState};
 
     /// Ranks 0 and 2 are gone, so the new rank 1 was rank 3.
-    const LEFT: [u32; 4] = [1, 3, 4, NEWCOMER];
+    const LEFT: [Option<u32>; 4] = [Some(1), Some(3), Some(4), None];
 
     fn context() -> ErrorContext {
         ErrorContext::unnumbered(2, "grow")
@@ -99,14 +100,14 @@ mod tests {
     #[test]
     fn errors_name_ranks_of_the_callers_communicator() {
         match renumbered(lost(0), 4, &LEFT) {
-            Error::PeerLost { context, peer, .. } => assert_eq!((context.rank, peer), (4, 1)),
+            Error::PeerLost { context, peer, .. } => assert_eq!((context.rank, peer), (Some(4), 1)),
             other => panic!("{other}"),
         }
         let waiting_for = vec![AwaitedRank::new(1, PeerState::Late, String::new())];
         let late = Error::Timeout { context: context(), after: std::time::Duration::ZERO, waiting_for };
         match renumbered(late, 4, &LEFT) {
             Error::Timeout { context, waiting_for, .. } => {
-                assert_eq!((context.rank, waiting_for[0].rank), (4, 3));
+                assert_eq!((context.rank, waiting_for[0].rank), (Some(4), 3));
             }
             other => panic!("{other}"),
         }
@@ -130,7 +131,9 @@ mod tests {
         let told = renumbered(missing(JoinFailure::Absent), 4, &LEFT[..3]).to_string();
         assert!(told.starts_with("rank 4 could not join: missing: rank 1; these are ranks"), "{told}");
         assert!(told.contains("in order: 1, 3, 4."), "{told}");
-        for (kind, ranks) in [(JoinFailure::Absent, &[0, 1][..]), (JoinFailure::Survivors, &LEFT[..3])] {
+        for (kind, ranks) in
+            [(JoinFailure::Absent, &[Some(0), Some(1)][..]), (JoinFailure::Survivors, &LEFT[..3])]
+        {
             let told = renumbered(missing(kind), 4, ranks).to_string();
             assert!(told.starts_with("rank 4 could not join: missing: rank 1. "), "{told}");
         }

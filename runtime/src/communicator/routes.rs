@@ -7,8 +7,9 @@ use kolo_transport::Reach;
 use kolo_transport::foreign::printable;
 
 use super::card::Card;
-use super::connect::{Making, broken};
+use super::connect::Making;
 use super::endpoints::Candidate;
+use crate::control::Round;
 use crate::engine::Route;
 use crate::error::{Error, ErrorContext, JoinFailure, Result};
 
@@ -37,8 +38,8 @@ pub(super) fn choose_all(
     let tries = |card: &Card| card.offers().any(|kind| kind.features().tries_paths);
     if cards.iter().filter(|card| tries(card)).count() > 1 {
         let failed = try_paths(rank, candidates, &routes, making.deadline);
-        let told = making.tell(1, &to_tell(&failed))?;
-        let failed = failed_paths(rank, failed, &told).map_err(|error| broken(rank, &error))?;
+        let told = making.tell(Round::FailedPaths, &to_tell(&failed))?;
+        let failed = failed_paths(rank, failed, &told);
         for route in &mut routes {
             if let Some(why) = failed.get(&route.peer) {
                 let mut declined = std::mem::take(&mut route.declined);
@@ -73,7 +74,7 @@ fn choose(
             }
             (Ok(endpoint), Some(Ok(address))) => {
                 endpoint.introduce(peer, address).map_err(|source| Error::Transport {
-                    context: ErrorContext { rank, ..ErrorContext::default() },
+                    context: ErrorContext { rank: Some(rank), ..ErrorContext::default() },
                     source: Box::new(source),
                 })?
             }
@@ -139,11 +140,10 @@ fn to_tell(failed: &[(u32, String)]) -> Vec<(String, Vec<u8>)> {
 pub(super) fn failed_paths(
     rank: u32,
     own: Vec<(u32, String)>,
-    blobs: &[impl AsRef<[u8]>],
-) -> std::result::Result<HashMap<u32, String>, postcard::Error> {
+    told: &[Vec<(String, Vec<u8>)>],
+) -> HashMap<u32, String> {
     let mut failed: HashMap<u32, String> = own.into_iter().collect();
-    for (from, blob) in (0..).zip(blobs).filter(|(from, _)| *from != rank) {
-        let told: Vec<(String, Vec<u8>)> = postcard::from_bytes(blob.as_ref())?;
+    for (from, told) in (0..).zip(told).filter(|(from, _)| *from != rank) {
         let has_failed =
             |peers: &[u8]| peers.get(rank as usize / 8).is_some_and(|byte| byte & (1 << (rank % 8)) != 0);
         if let Some((why, _)) = told.iter().find(|(_, peers)| has_failed(peers)) {
@@ -151,26 +151,22 @@ pub(super) fn failed_paths(
             failed.entry(from).or_insert_with(why);
         }
     }
-    Ok(failed)
+    failed
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::job::MAX_WORLD_SIZE;
-    use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
-
-    fn blob(failed: &[(u32, String)]) -> Vec<u8> {
-        postcard::to_stdvec(&to_tell(failed)).unwrap()
-    }
+    use crate::job::limits::{MAX_BLOB_BYTES, MAX_GATHERED_BYTES};
 
     #[test]
     fn all_ranks_may_have_failed_to_reach_all_others() {
-        let most = MAX_BLOB_BYTES.min(MAX_EXCHANGE_BYTES / MAX_WORLD_SIZE as usize);
+        let most = MAX_BLOB_BYTES.min(MAX_GATHERED_BYTES / MAX_WORLD_SIZE as usize);
         for reasons in [1, 2, 10, MAX_WORLD_SIZE] {
             let why = |peer: u32| format!("reason {} is {}", peer % reasons, "long ".repeat(100));
             let failed: Vec<_> = (0..MAX_WORLD_SIZE).map(|peer| (peer, why(peer))).collect();
-            let bytes = blob(&failed).len();
+            let bytes = postcard::to_stdvec(&to_tell(&failed)).unwrap().len();
             assert!(bytes <= most, "{bytes} bytes for {reasons} reasons");
         }
     }
@@ -189,10 +185,10 @@ mod tests {
             failed(&[]),
             failed(&[0]),
         ];
-        let blobs: Vec<_> = lists.iter().map(|list| blob(list)).collect();
+        let told: Vec<_> = lists.iter().map(|list| to_tell(list)).collect();
         let of = |rank: u32| {
             let mut failed: Vec<_> =
-                failed_paths(rank, lists[rank as usize].clone(), &blobs).unwrap().into_iter().collect();
+                failed_paths(rank, lists[rank as usize].clone(), &told).into_iter().collect();
             failed.sort();
             failed
         };

@@ -9,10 +9,10 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use kolo_transport::Process;
+use kolo_transport::{Process, Unpoisoned};
 
 use super::attendance::Attendance;
 use super::core::Core;
@@ -129,7 +129,7 @@ impl World {
 
     /// Returns those of `ranks` that this rank has met at a relay, by their places in `ranks`.
     pub(super) fn relayed_of(&self, ranks: &[u32]) -> Vec<u32> {
-        let relayed = self.relayed.lock().unwrap_or_else(PoisonError::into_inner);
+        let relayed = self.relayed.lock().unpoisoned();
         ranks.iter().zip(0..).filter(|(rank, _)| relayed.contains(rank)).map(|(_, place)| place).collect()
     }
 
@@ -171,7 +171,7 @@ impl World {
 
     /// Returns, for each rank of this world, its rank in the communicator from which this world was made; `None` if
     /// there was none.
-    pub(crate) fn ranks_before(&self) -> Option<&[u32]> {
+    pub(crate) fn ranks_before(&self) -> Option<&[Option<u32>]> {
         self.lineage.as_ref().map(|lineage| &lineage.ranks_before[..])
     }
 
@@ -198,12 +198,12 @@ pub(crate) struct Fault {
 impl Fault {
     /// Returns the first cause.
     pub(crate) fn cause(&self) -> Option<Cause> {
-        self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.cause.lock().unpoisoned().clone()
     }
 
     /// Notes a cause, unless there is one already.
     pub(crate) fn note(&self, cause: &Cause) {
-        self.cause.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| cause.clone());
+        self.cause.lock().unpoisoned().get_or_insert_with(|| cause.clone());
     }
 }
 
@@ -225,7 +225,7 @@ const YIELDS_MAX: u32 = 8;
 
 impl Shared {
     fn children(&self) -> MutexGuard<'_, Vec<Weak<Self>>> {
-        self.children.lock().unwrap_or_else(PoisonError::into_inner)
+        self.children.lock().unpoisoned()
     }
 
     /// Takes in a communicator that was split off this one. It has this one's time limit from now on.
@@ -288,7 +288,7 @@ impl Shared {
     pub(crate) fn note_relayed(&self) {
         let relayed = self.look(|core| core.engine.links().relayed());
         let relayed = relayed.into_iter().map(|rank| self.group.members[rank as usize]);
-        self.world.relayed.lock().unwrap_or_else(PoisonError::into_inner).extend(relayed);
+        self.world.relayed.lock().unpoisoned().extend(relayed);
     }
 
     /// Takes the core. A driver that holds it gives way.
@@ -305,7 +305,7 @@ impl Shared {
     #[cold]
     fn core_in_use(&self) -> CoreGuard<'_> {
         self.core.wanting.fetch_add(1, Ordering::Relaxed);
-        let core = self.core.core.lock().unwrap_or_else(PoisonError::into_inner);
+        let core = self.core.core.lock().unpoisoned();
         self.core.wanting.fetch_sub(1, Ordering::Relaxed);
         CoreGuard::new(core)
     }
@@ -335,8 +335,8 @@ impl Shared {
     }
 
     pub(crate) fn context(&self, waited: Waited) -> ErrorContext {
-        let sequence = waited.number().unwrap_or_default();
-        ErrorContext { rank: self.group.rank, operation: waited.to_string(), sequence }
+        let rank = Some(self.group.rank);
+        ErrorContext { rank, operation: waited.to_string(), sequence: waited.number() }
     }
 
     /// Returns whether this is the process that made the communicator: see [`forked`](super::forked).

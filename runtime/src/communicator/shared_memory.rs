@@ -1,6 +1,7 @@
 //! Finds out whether the ranks of each host share memory, so that plans may use it.
 
 use super::connect::Making;
+use crate::control::Round;
 use crate::engine::Engine;
 use crate::error::Result;
 
@@ -16,8 +17,8 @@ pub(super) fn is_everywhere(making: &Making, hosts: &[u32], engine: &Engine) -> 
     if !has_company(hosts) {
         return Ok(false);
     }
-    let answers = making.tell(2, &u8::from(is_here))?;
-    Ok(answers.iter().all(|answer| answer == &[1]))
+    let answers = making.tell(Round::SharedMemory, &is_here)?;
+    Ok(answers.into_iter().all(|answer| answer))
 }
 
 /// Returns whether a rank shares memory with all other ranks of its host, if there are any, and with no rank elsewhere.

@@ -1,8 +1,10 @@
 //! A moment at which all calls of a communicator end, whatever time-outs they have of their own.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use kolo_transport::Unpoisoned;
 
 /// The time limit. Threads read it whenever they begin to wait, so reading takes no lock.
 #[derive(Debug)]
@@ -70,11 +72,11 @@ impl TimeLimit {
 
     /// Returns the limit in force.
     pub(super) fn in_force(&self) -> Option<End> {
-        self.limits.lock().unwrap_or_else(PoisonError::into_inner).in_force()
+        self.limits.lock().unpoisoned().in_force()
     }
 
     fn change(&self, change: impl FnOnce(&mut Limits)) {
-        let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut limits = self.limits.lock().unpoisoned();
         change(&mut limits);
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let end = limits.in_force();

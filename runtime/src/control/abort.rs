@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
+use kolo_transport::Unpoisoned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{AbortReason, Error, ErrorContext, LossCause};
@@ -91,8 +92,8 @@ pub struct AbortCause {
     /// The cause in words.
     #[serde(deserialize_with = "super::wire::foreign")]
     pub reason: String,
-    /// Sequence number of the operation in which the failure was noticed; 0 outside operations.
-    pub sequence: u64,
+    /// Sequence number of the operation in which the failure was noticed, if it has one.
+    pub sequence: Option<u64>,
     /// Text of that operation; empty outside operations.
     #[serde(deserialize_with = "super::wire::foreign")]
     pub operation: String,
@@ -102,7 +103,7 @@ impl AbortCause {
     /// Makes a cause that was noticed outside operations.
     #[must_use]
     pub fn new(by: u32, kind: AbortKind, reason: impl Into<String>) -> Self {
-        Self { by, kind, loss: None, reason: reason.into(), sequence: 0, operation: String::new() }
+        Self { by, kind, loss: None, reason: reason.into(), sequence: None, operation: String::new() }
     }
 
     /// Makes the cause for the loss of a member.
@@ -117,9 +118,9 @@ impl AbortCause {
 
     /// Adds the operation in which the failure was noticed.
     #[must_use]
-    pub fn during(mut self, operation: impl Into<String>, sequence: u64) -> Self {
+    pub fn during(mut self, operation: impl Into<String>, sequence: impl Into<Option<u64>>) -> Self {
         self.operation = operation.into();
-        self.sequence = sequence;
+        self.sequence = sequence.into();
         self
     }
 }
@@ -136,10 +137,11 @@ impl fmt::Display for AbortCause {
             AbortKind::Revoked => write!(f, "revoked by rank {}", self.by)?,
             AbortKind::CoordinatorLost | AbortKind::Fenced => f.write_str(&self.reason)?,
         }
-        if !self.operation.is_empty() {
-            write!(f, " (in {}, operation #{})", self.operation, self.sequence)?;
+        match self.sequence {
+            _ if self.operation.is_empty() => Ok(()),
+            Some(sequence) => write!(f, " (in {}, operation #{sequence})", self.operation),
+            None => write!(f, " (in {})", self.operation),
         }
-        Ok(())
     }
 }
 
@@ -209,7 +211,7 @@ impl AbortFlag {
         if self.cause.set(cause).is_err() {
             return false;
         }
-        let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hooks = self.hooks.lock().unpoisoned();
         self.word.store(1, Ordering::Release);
         let waiting = std::mem::take(&mut *hooks);
         drop(hooks);
@@ -239,7 +241,7 @@ impl AbortFlag {
     /// the thread that raises the flag, often the control thread, so it must not block. A hook should hold the owner of
     /// this flag by a `Weak`, or both would be kept alive.
     pub fn on_raise(&self, hook: Box<dyn Fn() + Send + Sync>) {
-        let mut hooks = self.hooks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hooks = self.hooks.lock().unpoisoned();
         if self.is_raised() {
             drop(hooks);
             hook();
@@ -274,6 +276,14 @@ mod tests {
             waits.join().expect("no panic");
         });
         assert!(began.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_cause_names_its_operation_and_its_number_if_it_has_one() {
+        let during =
+            |number: Option<u64>| AbortCause::new(3, AbortKind::Timeout, "late").during("recv", number);
+        assert_eq!(during(Some(7)).to_string(), "deadline of rank 3: late (in recv, operation #7)");
+        assert_eq!(during(None).to_string(), "deadline of rank 3: late (in recv)");
     }
 
     #[test]

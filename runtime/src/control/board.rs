@@ -1,10 +1,11 @@
 //! Status board: the state of a rank, which its control thread can read while its main thread computes or hangs.
 
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use kolo_transport::Unpoisoned;
 use serde::{Deserialize, Serialize};
 
 use super::recent::{Recent, Start};
@@ -123,12 +124,12 @@ impl StatusBoard {
     /// Records in which operation a thread has been waiting for long, or that it no longer does. Not called while
     /// messages flow.
     pub fn waits_in(&self, operation: Option<String>) {
-        *self.waits_in.lock().unwrap_or_else(PoisonError::into_inner) = operation;
+        *self.waits_in.lock().unpoisoned() = operation;
     }
 
     /// Records which ranks do not acknowledge this rank's data. Called during long waits.
     pub fn unheard_by(&self, ranks: Vec<u32>) {
-        *self.unheard_by.lock().unwrap_or_else(PoisonError::into_inner) = ranks;
+        *self.unheard_by.lock().unpoisoned() = ranks;
     }
 
     /// Returns the sequence number of the operation started last.
@@ -158,10 +159,10 @@ impl StatusBoard {
             finished,
             signature: last.map_or(0, |last| last.signature),
             description: last.map_or_else(String::new, |last| last.description.clone()),
-            waits_in: self.waits_in.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            waits_in: self.waits_in.lock().unpoisoned().clone(),
             recent,
             unchanged_ms: u64::try_from(self.observe(now).as_millis()).unwrap_or(u64::MAX),
-            unheard_by: self.unheard_by.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            unheard_by: self.unheard_by.lock().unpoisoned().clone(),
         }
     }
 
@@ -169,7 +170,7 @@ impl StatusBoard {
     /// needs no clock.
     pub(crate) fn observe(&self, now: Instant) -> Duration {
         let (started, finished) = (self.started(), self.finished());
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock().unpoisoned();
         match &*seen {
             Some(last) if last.started == started && last.finished == finished => {
                 now.saturating_duration_since(last.since)

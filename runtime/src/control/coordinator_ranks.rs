@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::OnSilence;
 use super::abort::Loss;
-use super::coordinator_exchange::Standing;
+use super::coordinator_gathers::Standing;
 use super::coordinator_state::ConnectionId;
 use super::peers::evidence::Seen;
 use super::peers::listener::ListenerAddress;
@@ -135,7 +135,7 @@ pub(crate) fn describe(peer: &PeerInfo) -> String {
     format!("rank {} (process {} on {})", peer.rank, peer.pid, peer.hostname)
 }
 
-/// Returns the state of a rank with respect to an exchange.
+/// Returns the state of a rank with respect to an all-gather.
 pub(crate) fn standing(states: &[RankState], rank: u32) -> Standing {
     match states.get(rank as usize) {
         Some(RankState::Lost { loss }) => Standing::Lost(loss.clone()),

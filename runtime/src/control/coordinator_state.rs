@@ -1,4 +1,4 @@
-//! The coordinator's state machine: the ranks that are present, the open exchanges, and the messages to send. It has neither sockets nor
+//! The coordinator's state machine: the ranks that are present, the open all-gathers, and the messages to send. It has neither sockets nor
 //! a clock.
 //!
 //! Facts come in through the methods, with the time where it matters. [`CoordinatorState::take_actions`] returns the frames to send and
@@ -21,7 +21,7 @@ use misfits::Misfits;
 use super::OnSilence;
 use super::abort::{AbortCause, AbortKind, Loss};
 use super::board::Account;
-use super::coordinator_exchange::{Contribution, Exchanges};
+use super::coordinator_gathers::{Contribution, Gathers};
 use super::coordinator_ranks::{
     CoordinatorSettings, Phase, Present, RankState, describe, objection, standing,
 };
@@ -65,7 +65,7 @@ pub(crate) struct CoordinatorState {
     phase: Phase,
     states: Vec<RankState>,
     ranks: HashMap<ConnectionId, u32>,
-    exchanges: Exchanges,
+    gathers: Gathers,
     /// Messages that ranks are passing on to each other.
     in_flight: Vec<InFlight>,
     /// Ranks that did not get a message from other ranks.
@@ -92,7 +92,7 @@ impl CoordinatorState {
             phase: Phase::Gathering { deadline: now + settings.timeout },
             states,
             ranks: HashMap::new(),
-            exchanges: Exchanges::default(),
+            gathers: Gathers::default(),
             in_flight: Vec::new(),
             unreached: BTreeSet::new(),
             aborted: VecDeque::new(),
@@ -244,12 +244,12 @@ impl CoordinatorState {
             ToCoordinator::Heartbeat => Ok(()),
             ToCoordinator::Hello(_) => Err("a second hello".into()),
             _ if matches!(self.phase, Phase::Gathering { .. }) => Err("a message before the welcome".into()),
-            ToCoordinator::Exchange { key, members, blob } => {
+            ToCoordinator::AllGather { key, members, blob } => {
                 self.contribute(rank, Contribution { key, members, blob });
                 Ok(())
             }
             ToCoordinator::Withdraw { key } => {
-                let deliveries = self.exchanges.withdraw(rank, key);
+                let deliveries = self.gathers.withdraw(rank, key);
                 self.deliver(deliveries);
                 Ok(())
             }
@@ -423,7 +423,7 @@ impl CoordinatorState {
         }
         let states = &self.states;
         let standing = |rank: u32| standing(states, rank);
-        let deliveries = self.exchanges.contribute(rank, contribution, self.settings.world_size, &standing);
+        let deliveries = self.gathers.contribute(rank, contribution, self.settings.world_size, &standing);
         self.deliver(deliveries);
     }
 
@@ -433,7 +433,7 @@ impl CoordinatorState {
             return; // the first abort of this kind is on its way to everybody
         }
         remember(&mut self.aborted, word);
-        self.exchanges.forget(communicator);
+        self.gathers.forget(communicator);
         let frame = encode(&FromCoordinator::Aborted { communicator, cause });
         // The sender is told too. Without this echo, it would tell the others itself.
         for member in members {
@@ -473,7 +473,7 @@ impl CoordinatorState {
 
     fn settle_all(&mut self) {
         let states = &self.states;
-        let deliveries = self.exchanges.settle_all(&|rank| standing(states, rank));
+        let deliveries = self.gathers.settle_all(&|rank| standing(states, rank));
         self.deliver(deliveries);
     }
 

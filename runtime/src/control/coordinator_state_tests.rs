@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::control::abort::AbortKind;
 use crate::control::forwarding;
-use crate::control::wire::{ExchangeKey, PeerInfo, decode};
-use crate::job::limits::{Liveness, MAX_OPEN_EXCHANGES};
+use crate::control::wire::{GatherKey, PeerInfo, Round, decode};
+use crate::job::limits::{Liveness, MAX_OPEN_GATHERS};
 
 pub(super) fn coordinator(world_size: u32, now: Instant) -> CoordinatorState {
     let settings = CoordinatorSettings {
@@ -242,26 +242,26 @@ fn an_abort_goes_to_each_member_once() {
 }
 
 #[test]
-fn what_comes_after_an_abort_does_not_use_up_a_members_exchanges() {
+fn what_comes_after_an_abort_does_not_use_up_a_members_all_gathers() {
     let now = Instant::now();
     let mut coordinator = running(2, now);
-    let exchange = |communicator| {
-        let key = ExchangeKey { communicator, round: 1 };
-        ToCoordinator::Exchange { key, members: vec![0, 1], blob: vec![7] }
+    let bring = |communicator| {
+        let key = GatherKey { communicator, round: Round::Split(1) };
+        ToCoordinator::AllGather { key, members: vec![0, 1], blob: vec![7] }
     };
-    for communicator in 10..10 + 2 * MAX_OPEN_EXCHANGES as u64 {
+    for communicator in 10..10 + 2 * MAX_OPEN_GATHERS as u64 {
         let cause = AbortCause::new(0, AbortKind::User, "");
         let abort = ToCoordinator::Abort { communicator, members: vec![0, 1], cause };
         coordinator.message(0, abort, now).unwrap();
-        coordinator.message(1, exchange(communicator), now).unwrap();
+        coordinator.message(1, bring(communicator), now).unwrap();
     }
     let _ = told(&mut coordinator);
     for rank in [0, 1] {
-        coordinator.message(rank, exchange(5), now).unwrap();
+        coordinator.message(rank, bring(5), now).unwrap();
     }
     let sent = told(&mut coordinator).0;
     let is_complete =
-        |(_, message): &(u64, FromCoordinator)| matches!(message, FromCoordinator::Exchanged { .. });
+        |(_, message): &(u64, FromCoordinator)| matches!(message, FromCoordinator::Gathered { .. });
     assert!(sent.len() == 2 && sent.iter().all(is_complete), "{sent:?}");
 }
 
@@ -346,11 +346,11 @@ fn newcomers_to_an_ending_coordinator_are_to_try_again() {
 }
 
 /// Brings a blob of 1 KiB for each of `ranks` ranks, and returns the messages that the coordinator then sends, by connection.
-fn exchanged(coordinator: &mut CoordinatorState, ranks: u32, now: Instant) -> Vec<(u64, FromCoordinator)> {
-    let key = ExchangeKey { communicator: 1, round: 0 };
+fn gathered(coordinator: &mut CoordinatorState, ranks: u32, now: Instant) -> Vec<(u64, FromCoordinator)> {
+    let key = GatherKey { communicator: 1, round: Round::Split(0) };
     for rank in 0..ranks {
         let members = (0..ranks).collect();
-        let bring = ToCoordinator::Exchange { key, members, blob: vec![1; 1 << 10] };
+        let bring = ToCoordinator::AllGather { key, members, blob: vec![1; 1 << 10] };
         coordinator.message(u64::from(rank), bring, now).unwrap();
     }
     told(coordinator).0
@@ -360,7 +360,7 @@ fn exchanged(coordinator: &mut CoordinatorState, ranks: u32, now: Instant) -> Ve
 fn many_ranks_pass_on_what_is_long_and_few_get_it_from_the_coordinator() {
     let now = Instant::now();
     for (ranks, sends) in [(8, 8), (64, forwarding::FAN_OUT)] {
-        let sent = exchanged(&mut running(ranks, now), ranks, now);
+        let sent = gathered(&mut running(ranks, now), ranks, now);
         assert_eq!(sent.len(), sends, "{ranks} ranks");
         let passes = sent.iter().all(|(_, message)| matches!(message, FromCoordinator::Forward { .. }));
         assert_eq!(passes, ranks > 8);
@@ -371,12 +371,12 @@ fn many_ranks_pass_on_what_is_long_and_few_get_it_from_the_coordinator() {
 fn who_does_not_get_what_is_passed_on_gets_it_from_the_coordinator() {
     let mut now = Instant::now();
     let mut coordinator = running(64, now);
-    let key = ExchangeKey { communicator: 1, round: 0 };
-    let passed = exchanged(&mut coordinator, 64, now);
+    let key = GatherKey { communicator: 1, round: Round::Split(0) };
+    let passed = gathered(&mut coordinator, 64, now);
     let mut beat = |coordinator: &mut CoordinatorState| {
         now += Liveness::default().heartbeat;
         coordinator.tick(now);
-        let is_blobs = |message: &FromCoordinator| matches!(message, FromCoordinator::Exchanged { .. });
+        let is_blobs = |message: &FromCoordinator| matches!(message, FromCoordinator::Gathered { .. });
         told(coordinator).0.into_iter().filter(|(_, message)| is_blobs(message)).collect::<Vec<_>>()
     };
     // As long as reports arrive, the coordinator leaves it to the ranks to pass the message on.
@@ -389,8 +389,8 @@ fn who_does_not_get_what_is_passed_on_gets_it_from_the_coordinator() {
     let late: Vec<_> = (0..5).flat_map(|_| beat(&mut coordinator)).collect();
     assert_eq!(late.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [60, 61, 62, 63]);
     // From then on these ranks get messages directly.
-    let next = ToCoordinator::Exchange {
-        key: ExchangeKey { round: 1, ..key },
+    let next = ToCoordinator::AllGather {
+        key: GatherKey { round: Round::Split(1), ..key },
         members: (0..64).collect(),
         blob: vec![1; 1 << 10],
     };
@@ -406,10 +406,10 @@ fn who_does_not_get_what_is_passed_on_gets_it_from_the_coordinator() {
 #[test]
 fn a_coordinator_that_closes_first_sends_what_is_passed_on() {
     let begin = Instant::now();
-    let key = ExchangeKey { communicator: 1, round: 0 };
+    let key = GatherKey { communicator: 1, round: Round::Split(0) };
     for patience in [Duration::ZERO, Duration::from_millis(10)] {
         let mut coordinator = running(64, begin);
-        exchanged(&mut coordinator, 64, begin);
+        gathered(&mut coordinator, 64, begin);
         for rank in 0..60 {
             coordinator.message(rank, ToCoordinator::Received { key: Some(key) }, begin).unwrap();
         }
@@ -419,7 +419,7 @@ fn a_coordinator_that_closes_first_sends_what_is_passed_on() {
         assert_eq!(closed.len(), 64);
         let of_one = |rank: u64| sent.iter().filter(move |(to, _)| *to == rank).map(|(_, message)| message);
         for rank in 0..64 {
-            let blobs = of_one(rank).position(|message| matches!(message, FromCoordinator::Exchanged { .. }));
+            let blobs = of_one(rank).position(|message| matches!(message, FromCoordinator::Gathered { .. }));
             assert_eq!(blobs, (rank >= 60).then_some(0), "{rank}");
             assert_eq!(of_one(rank).next_back(), Some(&FromCoordinator::Closing), "{rank}");
         }
@@ -436,7 +436,8 @@ enum Fact {
 }
 
 fn facts() -> impl Strategy<Value = Fact> {
-    let key = (0..2u64, 0..3u64).prop_map(|(communicator, round)| ExchangeKey { communicator, round });
+    let key = (0..2u64, 0..3u64)
+        .prop_map(|(communicator, round)| GatherKey { communicator, round: Round::Split(round) });
     let members = prop::collection::vec(0..5u32, 0..4);
     let message = prop_oneof![
         Just(ToCoordinator::Heartbeat),
@@ -445,7 +446,7 @@ fn facts() -> impl Strategy<Value = Fact> {
         Just(ToCoordinator::Hello(hello(1, 3))),
         key.clone().prop_map(|key| ToCoordinator::Withdraw { key }),
         (key, members.clone(), 0..3usize).prop_map(|(key, members, length)| {
-            ToCoordinator::Exchange { key, members, blob: vec![0; length] }
+            ToCoordinator::AllGather { key, members, blob: vec![0; length] }
         }),
         (0..3u64, members).prop_map(|(communicator, members)| {
             ToCoordinator::Abort { communicator, members, cause: AbortCause::new(0, AbortKind::User, "") }

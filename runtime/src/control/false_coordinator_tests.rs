@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 use super::handshake::{Credentials, greet_rank};
 use super::peers::evidence::Seen;
-use super::wire::{ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, read_frame};
+use super::wire::{FromCoordinator, GatherKey, PeerInfo, Round, ToCoordinator, decode, encode, read_frame};
 use super::{AbortCause, AbortKind, Control, ControlRuntime, Membership, Purpose, Until};
 use crate::error::Error;
 use crate::job::limits::{GOODBYE_TIMEOUT, MAX_HELLO_FRAME};
@@ -27,7 +27,7 @@ fn peer(rank: u32) -> PeerInfo {
     PeerInfo { rank, hostname, pid: 1, local_rank: None, version: "1".into(), host_key: 5, relayed_by: None }
 }
 
-/// Joins as rank 1 of 2 at a coordinator that welcomes with these peers and answers an exchange with `blobs` blobs.
+/// Joins as rank 1 of 2 at a coordinator that welcomes with these peers and answers an all-gather with `blobs` blobs.
 fn join(peers: Vec<PeerInfo>, blobs: usize, timeout: Duration) -> Result<Control, Error> {
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -52,10 +52,10 @@ fn join(peers: Vec<PeerInfo>, blobs: usize, timeout: Duration) -> Result<Control
                     };
                     let _ = stream.write_all(&encode(&welcome)).await;
                     while let Ok(Some(frame)) = read_frame(&mut stream, 1 << 20).await {
-                        if let Ok(ToCoordinator::Exchange { key, .. }) = decode(&frame) {
+                        if let Ok(ToCoordinator::AllGather { key, .. }) = decode(&frame) {
                             let blobs = vec![vec![1]; blobs];
                             let _ =
-                                stream.write_all(&encode(&FromCoordinator::Exchanged { key, blobs })).await;
+                                stream.write_all(&encode(&FromCoordinator::Gathered { key, blobs })).await;
                         }
                     }
                 }
@@ -86,13 +86,13 @@ fn a_welcome_must_name_every_rank_once_and_in_order() {
 }
 
 #[test]
-fn an_exchange_must_bring_one_blob_per_member() {
+fn an_all_gather_must_bring_one_blob_per_member() {
     for (blobs, is_right) in [(2, true), (0, false), (1, false), (3, false)] {
         let control = join(vec![peer(0), peer(1)], blobs, LONG).unwrap();
         let host = &control.peer_info()[0].hostname;
         assert_eq!(host, "a\\u{1b}[2Jhost", "foreign text is made printable where it is read");
-        let key = ExchangeKey { communicator: 1, round: 0 };
-        let got = control.exchange(key, &[0, 1], vec![], Instant::now() + LONG);
+        let key = GatherKey { communicator: 1, round: Round::Introductions };
+        let got = control.all_gather(key, &[0, 1], &0_u8, Instant::now() + LONG);
         match got {
             Ok(got) => assert!(is_right && got.len() == 2),
             Err(error) => assert!(
@@ -101,6 +101,17 @@ fn an_exchange_must_bring_one_blob_per_member() {
             ),
         }
     }
+}
+
+#[test]
+fn an_all_gather_names_the_values_that_it_cannot_read() {
+    let control = join(vec![peer(0), peer(1)], 2, LONG).unwrap();
+    let key = GatherKey { communicator: 1, round: Round::Split(3) };
+    let told = control.all_gather(key, &[0, 1], &(), Instant::now() + LONG).unwrap_err().to_string();
+    assert!(
+        told.contains("requests for split 3 in communicator 0x1 could not be read: 1 bytes after"),
+        "{told}"
+    );
 }
 
 /// Returns the memberships of ranks 1 to `count` - 1 in one communicator, whose coordinator says nothing after the

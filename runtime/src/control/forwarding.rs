@@ -1,23 +1,24 @@
-//! Forwarding of long messages from rank to rank: the coordinator sends the welcome and the blobs of an exchange to
+//! Forwarding of long messages from rank to rank: the coordinator sends the welcome and the blobs of an all-gather to
 //! only a few ranks, and each passes them on to a few others through their listeners.
 //!
 //! The only purpose is to spare the coordinator bytes. Each rank reports that it has the message. If no report arrives
 //! for a while, the coordinator itself sends the message to the ranks that lack it, whatever the reason: an unreachable
-//! listener, or a rank that has died or left. Duplicates do no harm, since an exchange ends only once. Members whose
+//! listener, or a rank that has died or left. Duplicates do no harm, since an all-gather ends only once. Members whose
 //! listener others could not reach get later messages from the coordinator directly.
 //!
 //! The tree is that of a heap. A message's receivers have *places* from 0 on, in the order of their ranks (or of the
-//! members of an exchange). The coordinator sends to the first [`FAN_OUT`] places, and place p sends to the [`FAN_OUT`]
+//! members of an all-gather). The coordinator sends to the first [`FAN_OUT`] places, and place p sends to the [`FAN_OUT`]
 //! places from `FAN_OUT * (p + 1)` on.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kolo_transport::Unpoisoned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::handshake::Credentials;
@@ -83,14 +84,14 @@ struct InFlightGuard(Arc<Progress>);
 
 impl InFlightGuard {
     fn new(progress: &Arc<Progress>) -> Self {
-        *progress.in_flight.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *progress.in_flight.lock().unpoisoned() += 1;
         Self(progress.clone())
     }
 }
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        *self.0.in_flight.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *self.0.in_flight.lock().unpoisoned() -= 1;
         self.0.changed.notify_all();
     }
 }
@@ -108,7 +109,7 @@ impl Forwarder {
     /// Waits until no message is being passed on, at most for `patience`.
     pub(super) fn wait(&self, patience: Duration) {
         let Progress { in_flight, changed, .. } = &*self.progress;
-        let in_flight = in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_flight = in_flight.lock().unpoisoned();
         drop(changed.wait_timeout_while(in_flight, patience, |in_flight| *in_flight > 0));
     }
 
@@ -170,7 +171,7 @@ async fn send(way: &Way, frame: &Bytes, forwarded_bytes: &AtomicU64) -> Result<(
 /// A message that ranks are passing on, with the coordinator's knowledge of who has it.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    pub(super) key: Option<super::ExchangeKey>,
+    pub(super) key: Option<super::GatherKey>,
     /// The message itself, for ranks that do not get it from others.
     pub(super) frame: Bytes,
     /// All receivers, by their places.

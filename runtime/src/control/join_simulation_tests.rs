@@ -8,7 +8,7 @@ use std::rc::Rc;
 use super::tests::coordinator;
 use super::*;
 use crate::control::forwarding;
-use crate::control::wire::{ExchangeKey, PeerInfo, decode};
+use crate::control::wire::{GatherKey, PeerInfo, Round, decode};
 use crate::job::limits::Liveness;
 
 /// Bits per second of each rank's link.
@@ -18,7 +18,7 @@ const ONE_WAY: Duration = Duration::from_micros(100);
 const ROUND_TRIPS_TO_CONNECT: u32 = 3;
 /// Bytes that a rank contributes to the table of addresses, as measured with 256 processes over TCP.
 const CARD_BYTES: usize = 450;
-const KEY: ExchangeKey = ExchangeKey { communicator: 1, round: 0 };
+const KEY: GatherKey = GatherKey { communicator: 1, round: Round::Introductions };
 
 enum Event {
     Told { rank: u32, message: Rc<Message>, hops: u32 },
@@ -146,10 +146,10 @@ impl Job {
             FromCoordinator::Welcome { peers, listeners, .. } => {
                 assert_eq!((peers.len(), listeners.len()), (ranks, ranks));
                 let members = (0..ranks as u32).collect();
-                let card = ToCoordinator::Exchange { key: KEY, members, blob: vec![1; CARD_BYTES] };
+                let card = ToCoordinator::AllGather { key: KEY, members, blob: vec![1; CARD_BYTES] };
                 self.tell_coordinator(rank, card, now);
             }
-            FromCoordinator::Exchanged { key: KEY, blobs } => {
+            FromCoordinator::Gathered { key: KEY, blobs } => {
                 assert_eq!(blobs.len(), ranks);
                 let again = self.joined[rank as usize].replace((now, hops));
                 assert_eq!(again, None, "rank {rank} got the table twice");

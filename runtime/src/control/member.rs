@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use kolo_transport::Unpoisoned;
 use tokio::sync::{mpsc, watch};
 
 use super::OnSilence;
@@ -22,7 +23,7 @@ use super::host_monitor::{self, Check, HostMonitor};
 use super::registered::Registered;
 use super::stream::TcpHandle;
 use super::wire::{
-    ExchangeFailure, ExchangeKey, FromCoordinator, PeerInfo, ToCoordinator, decode, encode, remember,
+    FromCoordinator, GatherFailure, GatherKey, PeerInfo, ToCoordinator, decode, encode, remember,
 };
 use crate::error::LossCause;
 use crate::job::Cookie;
@@ -63,7 +64,7 @@ pub(crate) struct State {
     pub(crate) coordinator: CoordinatorStanding,
     pub(crate) lost: BTreeMap<u32, Loss>,
     pub(crate) departed: BTreeSet<u32>,
-    pub(crate) exchanges: HashMap<ExchangeKey, OpenExchange>,
+    pub(crate) gathers: HashMap<GatherKey, OpenGather>,
     /// Whether a communicator was aborted that is no longer registered.
     aborted_before: bool,
     pub(crate) answers: HashMap<u64, Option<Account>>,
@@ -85,27 +86,27 @@ pub(crate) struct State {
 pub(crate) const FENCED: &str = "the other ranks heard nothing from this rank for too long and have gone on \
                                  without it (KOLO_SILENT_AFTER)";
 
-/// An exchange that a thread of this rank is waiting for.
+/// An all-gather that a thread of this rank is waiting for.
 #[derive(Debug)]
-pub(crate) struct OpenExchange {
+pub(crate) struct OpenGather {
     pub(crate) members: Arc<[u32]>,
-    pub(crate) outcome: Option<ExchangeOutcome>,
+    pub(crate) outcome: Option<GatherOutcome>,
 }
 
-/// Outcome of an exchange.
-pub(crate) type ExchangeOutcome = Result<Vec<Vec<u8>>, ExchangeFailure>;
+/// Outcome of an all-gather.
+pub(crate) type GatherOutcome = Result<Vec<Vec<u8>>, GatherFailure>;
 
 pub(super) type Raise = (Arc<AbortFlag>, AbortCause);
 
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     /// Waits for a change of the state, until the given time at most.
     pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>, until: Instant) -> MutexGuard<'a, State> {
         let left = until.saturating_duration_since(Instant::now());
-        self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+        self.changed.wait_timeout(state, left).unpoisoned().0
     }
 
     /// Queues a message. If the connection is gone, the message is lost, and the state says so.
@@ -229,14 +230,14 @@ impl Shared {
 
     fn handle(&self, message: FromCoordinator) {
         match message {
-            FromCoordinator::Exchanged { key, blobs } => self.change(|state| {
-                if let Some(open) = state.exchanges.get_mut(&key) {
+            FromCoordinator::Gathered { key, blobs } => self.change(|state| {
+                if let Some(open) = state.gathers.get_mut(&key) {
                     open.outcome = Some(Ok(blobs));
                 }
                 Vec::new()
             }),
-            FromCoordinator::ExchangeFailed { key, failure } => self.change(|state| {
-                if let Some(open) = state.exchanges.get_mut(&key) {
+            FromCoordinator::GatherFailed { key, failure } => self.change(|state| {
+                if let Some(open) = state.gathers.get_mut(&key) {
                     open.outcome = Some(Err(failure));
                 }
                 Vec::new()
@@ -285,17 +286,17 @@ impl Shared {
         }
     }
 
-    /// Handles the blobs of an exchange that this rank passes on to others.
-    fn receive_and_forward(&self, key: Option<ExchangeKey>, message: Vec<u8>) {
+    /// Handles the blobs of an all-gather that this rank passes on to others.
+    fn receive_and_forward(&self, key: Option<GatherKey>, message: Vec<u8>) {
         // A welcome that arrives again is not passed on again.
         let Some(awaited) = key else { return };
-        let Ok(inner @ FromCoordinator::Exchanged { key, .. }) = decode(&message) else { return };
+        let Ok(inner @ FromCoordinator::Gathered { key, .. }) = decode(&message) else { return };
         if key != awaited {
             return;
         }
         // The same blobs may also arrive directly from the coordinator.
         let open = |state: &State| {
-            state.exchanges.get(&key).filter(|open| open.outcome.is_none()).map(|open| open.members.clone())
+            state.gathers.get(&key).filter(|open| open.outcome.is_none()).map(|open| open.members.clone())
         };
         let members = open(&self.lock());
         self.send(&ToCoordinator::Received { key: Some(key) });
@@ -305,7 +306,7 @@ impl Shared {
         }
     }
 
-    fn forward(&self, key: Option<ExchangeKey>, message: Vec<u8>, receivers: &[u32]) {
+    fn forward(&self, key: Option<GatherKey>, message: Vec<u8>, receivers: &[u32]) {
         if let Some(forwarder) = &self.forwarder {
             forwarder.forward(&FromCoordinator::Forward { key, message }, receivers, &self.peers);
         }
@@ -443,7 +444,7 @@ pub(crate) fn serve(
             coordinator: CoordinatorStanding::Open,
             lost: BTreeMap::new(),
             departed: BTreeSet::new(),
-            exchanges: HashMap::new(),
+            gathers: HashMap::new(),
             aborted_before: false,
             answers: HashMap::new(),
             next_ticket: 1,
@@ -484,7 +485,7 @@ async fn listen(
         let loss = match inbox.next().await {
             Received::Frame(payload) => match decode::<FromCoordinator>(&payload) {
                 Ok(message) => {
-                    *beats.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+                    *beats.lock().unpoisoned() = Instant::now();
                     shared.handle_last(message)
                 }
                 Err(error) => {
@@ -523,7 +524,7 @@ async fn run(
         let mut suspected = false;
         loop {
             // Silence must be noticed when it reaches the limit, not at the next heartbeat.
-            let silent_at = *beats.lock().unwrap_or_else(PoisonError::into_inner) + liveness.dead_after;
+            let silent_at = *beats.lock().unpoisoned() + liveness.dead_after;
             let wakeup = if fails { due.min(silent_at) } else { due };
             tokio::time::sleep_until(wakeup.into()).await;
             let now = Instant::now();
@@ -538,7 +539,7 @@ async fn run(
             if !fails {
                 continue;
             }
-            let mut last = beats.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last = beats.lock().unpoisoned();
             if late > liveness.heartbeat {
                 *last = now; // this process was itself stopped, so rank 0's messages are still unread
             }

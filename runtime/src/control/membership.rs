@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use kolo_transport::Unpoisoned;
 
 use super::Control;
 use super::abort::{AbortCause, AbortFlag, AbortKind, Loss};
@@ -178,7 +180,7 @@ impl Membership {
     }
 
     fn dropped_by(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        self.dropped_by.lock().unwrap_or_else(PoisonError::into_inner)
+        self.dropped_by.lock().unpoisoned()
     }
 
     /// Tells members that ask that this rank has dropped the communicator. All of its data has left.

@@ -1,7 +1,7 @@
 //! The control plane: a star around rank 0.
 //!
 //! Rank 0's process runs the coordinator. Every rank, including rank 0, keeps one connection to it: an in-memory pipe
-//! within a process, otherwise TCP. Over this connection ranks join, exchange small blobs, learn at once of lost and
+//! within a process, otherwise TCP. Over this connection ranks join, gather small blobs, learn at once of lost and
 //! departed peers, spread aborts, and ask each other for their state. It never carries a collective's data.
 //!
 //! One background thread per process ([`ControlRuntime`]) serves everything. It wakes once a second if nothing happens.
@@ -24,7 +24,7 @@
 //! | `wire`, `ranks` | messages; texts for lists of ranks |
 //! | `handshake`, `sealed` | proof of keys, and the encrypted stream that follows |
 //! | `stream`, `host_monitor`, `probe` | connections that know when the other end's kernel last answered; whether a host lives |
-//! | `coordinator_state`, `coordinator_ranks`, `coordinator_exchange` | the coordinator without sockets |
+//! | `coordinator_state`, `coordinator_ranks`, `coordinator_gathers` | the coordinator without sockets |
 //! | `coordinator`, `incoming`, `pending` | its sockets; connections that have not identified themselves |
 //! | `connect`, `dial`, `member` | how a rank joins, and its end of the connection |
 //! | `relay` | passes bytes between two ranks if neither can dial the other |
@@ -32,19 +32,19 @@
 //! | `peers` | connections among members, without the coordinator |
 //! | `agreement`, `regroup` | agreements among members over these, and a new control plane for those that are left |
 //! | `invitation`, `newcomer`, `fetcher` | how a newcomer reaches a group, becomes a member, and copies the members' state |
-//! | `exchange`, `membership`, `registered`, `abort`, `runtime` | the parts that ranks call |
+//! | `all_gather`, `membership`, `registered`, `abort`, `runtime` | the parts that ranks call |
 //! | `board`, `recent` | the state that a rank shows to others: its calls, and what it waits for |
 
 mod abort;
 mod agreement;
+mod all_gather;
 mod board;
 mod connect;
 mod coordinator;
-mod coordinator_exchange;
+mod coordinator_gathers;
 mod coordinator_ranks;
 mod coordinator_state;
 mod dial;
-mod exchange;
 #[cfg(test)]
 mod false_coordinator_tests;
 mod fetcher;
@@ -83,7 +83,7 @@ pub use board::{Past, Status, StatusBoard};
 pub use invitation::Invitation;
 pub use membership::Membership;
 pub use runtime::ControlRuntime;
-pub use wire::{ExchangeKey, PeerInfo};
+pub use wire::{GatherKey, PeerInfo, Round};
 
 pub(crate) use agreement::{Disagreement, Purpose, Until};
 pub(crate) use coordinator::Coordinator;
@@ -98,14 +98,14 @@ pub(crate) use peers::waiting_list::{
 pub(crate) use regroup::{Absence, RegroupSpec};
 pub(crate) use wire::foreign;
 
-use kolo_transport::Process;
 use kolo_transport::tcp::Port;
+use kolo_transport::{Process, Unpoisoned};
 
 use crate::error::{Error, JoinFailure, LossCause, Result};
 use crate::job::limits::{
     ABORT_DELIVERY_TIMEOUT, CLOSING_TIMEOUT, GOODBYE_TIMEOUT, MAX_NAME_BYTES, MAX_SOURCE_BYTES,
 };
-pub use crate::job::limits::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES, PROTOCOL};
+pub use crate::job::limits::{MAX_BLOB_BYTES, MAX_GATHERED_BYTES, PROTOCOL};
 pub use crate::job::{Cookie, JobSecret, Liveness, MAX_WORLD_SIZE};
 use crate::job::{RendezvousKey, mac};
 use crate::join::{self, JoinSpec, Locator};
@@ -119,6 +119,7 @@ use peers::Peers;
 use peers::evidence::Seen;
 use peers::listener::Listener;
 use regroup::Regroup;
+use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::oneshot;
 use wire::ToCoordinator;
 
@@ -260,7 +261,7 @@ impl Control {
     /// on other ranks.
     #[must_use]
     pub fn rejected_connections(&self) -> Option<u64> {
-        let coordinator = self.inner.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let coordinator = self.inner.coordinator.lock().unpoisoned();
         coordinator
             .as_ref()
             .map(|coordinator| coordinator.counters.rejected.load(std::sync::atomic::Ordering::Relaxed))
@@ -275,7 +276,7 @@ impl Control {
     /// `None` on other ranks.
     #[must_use]
     pub fn coordinator_bytes(&self) -> Option<(u64, u64)> {
-        let coordinator = self.inner.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let coordinator = self.inner.coordinator.lock().unpoisoned();
         let bytes = |of: &std::sync::atomic::AtomicU64| of.load(std::sync::atomic::Ordering::Relaxed);
         coordinator.as_ref().map(|coordinator| {
             let sent = bytes(&coordinator.counters.sent_bytes) + self.inner.shared.forwarded_bytes();
@@ -289,22 +290,22 @@ impl Control {
         self.inner.shared.lock().coordinator != CoordinatorStanding::Open
     }
 
-    /// Gathers one bounded blob from each of `members` (world ranks, which all members name in the same order),
-    /// identified by a key that is used once. Returns the blobs in the order of the members. Blocks until the deadline
-    /// at most.
+    /// Gathers one value from each of `members` (world ranks, which all members name in the same order), identified by a
+    /// key that is used once. Returns the values in the order of the members. Blocks until the deadline at most.
     ///
     /// # Errors
-    /// [`Error::Timeout`] with the missing members, which then fails the exchange for all who came; [`Error::PeerLost`]
+    /// [`Error::Timeout`] with the missing members, which then fails the all-gather for all who came; [`Error::PeerLost`]
     /// or [`Error::Aborted`] if a member is lost, has left, or aborts the communicator of the key; [`Error::Usage`] if
-    /// the members disagree or the blobs are too long. Ranks in errors are positions in `members`.
-    pub fn exchange(
+    /// the members disagree or the values are too long; [`Error::Join`] if a value cannot be read. Ranks in errors are
+    /// positions in `members`.
+    pub fn all_gather<T: Serialize + DeserializeOwned>(
         &self,
-        key: ExchangeKey,
+        key: GatherKey,
         members: &[u32],
-        blob: Vec<u8>,
+        value: &T,
         deadline: Instant,
-    ) -> Result<Vec<Vec<u8>>> {
-        exchange::exchange(&self.inner.shared, key, members, blob, deadline)
+    ) -> Result<Vec<T>> {
+        all_gather::all_gather(&self.inner.shared, key, members, value, deadline)
     }
 
     /// Registers a communicator, so that its losses and aborts are noticed from now on. `members` are world ranks in
@@ -414,7 +415,7 @@ impl Inner {
     }
 
     fn close_coordinator(&self, patience: Duration) {
-        let coordinator = self.coordinator.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let coordinator = self.coordinator.lock().unpoisoned().take();
         if let Some(coordinator) = coordinator {
             let (done, ended) = mpsc::channel::<()>();
             self.runtime.spawn(coordinator.linger(patience, self.shared.left_behind(), Box::new(done)));

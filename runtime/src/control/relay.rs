@@ -3,10 +3,10 @@
 //! interpret their bytes.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use kolo_transport::Unshared;
 use kolo_transport::tcp::{RELAY_CALL_BYTES, RELAY_MAGIC_BYTES, RELAY_READY, RelayCall};
+use kolo_transport::{Unpoisoned, Unshared};
 use rustix::process::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::TcpStream;
@@ -82,7 +82,7 @@ impl Relay {
         call: RelayCall,
         mut stream: Unshared<TcpStream>,
     ) -> Option<(Unshared<TcpStream>, oneshot::Receiver<Unshared<TcpStream>>)> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock().unpoisoned();
         if let Some(first) = waiting.remove(&pair(call))
             && first.is_dialer != call.is_dialer
         {
@@ -101,7 +101,7 @@ impl Relay {
 
     /// Forgets the end that made this call, unless it has been replaced.
     fn forget(&self, call: RelayCall) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock().unpoisoned();
         if waiting.get(&pair(call)).is_some_and(|end| end.partner.is_closed()) {
             waiting.remove(&pair(call));
         }

@@ -5,6 +5,7 @@
 //! decoded.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
@@ -45,13 +46,57 @@ pub struct PeerInfo {
     pub(crate) relayed_by: Option<u64>,
 }
 
-/// Identifies one exchange.
+/// Identifies one all-gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct ExchangeKey {
+pub struct GatherKey {
     /// Id of the communicator, or any number that the members agree on.
     pub communicator: u64,
-    /// Round within the communicator. Each pair of communicator and round is used once.
-    pub round: u64,
+    /// The values that are gathered. Each pair of communicator and round is used once.
+    pub round: Round,
+}
+
+/// The all-gathers of a communicator, by the values that its ranks give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Round {
+    /// Their introductions to each other.
+    Introductions,
+    /// The paths on which nothing got through.
+    FailedPaths,
+    /// Whether each shares memory with the ranks of its host.
+    SharedMemory,
+    /// Their measurements of the network.
+    Measurements,
+    /// The newcomers that wait at their listeners.
+    Newcomers,
+    /// Their requests to the split of this number.
+    Split(u64),
+    /// Their requests for the symmetric buffer of this number.
+    AllocRequests(u64),
+    /// The addresses of its memory.
+    AllocAddresses(u64),
+    /// Whether each could map the others' memory.
+    AllocOutcomes(u64),
+    /// Values of a program that numbers its rounds itself.
+    Numbered(u64),
+}
+
+impl fmt::Display for GatherKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "all-gather of ")?;
+        match self.round {
+            Round::Introductions => write!(f, "introductions"),
+            Round::FailedPaths => write!(f, "failed paths"),
+            Round::SharedMemory => write!(f, "facts about shared memory"),
+            Round::Measurements => write!(f, "network measurements"),
+            Round::Newcomers => write!(f, "waiting newcomers"),
+            Round::Split(number) => write!(f, "requests for split {number}"),
+            Round::AllocRequests(number) => write!(f, "requests for allocation {number}"),
+            Round::AllocAddresses(number) => write!(f, "addresses of allocation {number}"),
+            Round::AllocOutcomes(number) => write!(f, "outcomes of allocation {number}"),
+            Round::Numbered(number) => write!(f, "values of round {number}"),
+        }?;
+        write!(f, " in communicator {:#x}", self.communicator)
+    }
 }
 
 /// First frame of a rank.
@@ -76,15 +121,15 @@ pub(crate) struct Hello {
 pub(crate) enum ToCoordinator {
     Hello(Hello),
     Heartbeat,
-    Exchange {
-        key: ExchangeKey,
+    AllGather {
+        key: GatherKey,
         #[serde(with = "runs")]
         members: Vec<u32>,
         blob: Vec<u8>,
     },
-    /// This rank's deadline has passed. The coordinator fails the exchange for all members and says who was missing.
+    /// This rank's deadline has passed. The coordinator fails the all-gather for all members and says who was missing.
     Withdraw {
-        key: ExchangeKey,
+        key: GatherKey,
     },
     Abort {
         communicator: u64,
@@ -102,9 +147,9 @@ pub(crate) enum ToCoordinator {
         asker: u32,
         account: Account,
     },
-    /// A message that ranks pass on to each other has arrived: the blobs of this exchange, or the welcome.
+    /// A message that ranks pass on to each other has arrived: the blobs of this all-gather, or the welcome.
     Received {
-        key: Option<ExchangeKey>,
+        key: Option<GatherKey>,
     },
     /// The group goes on after a loss. From now on a host is lost if it has not answered for this long.
     Watch {
@@ -128,10 +173,10 @@ pub(crate) enum FromCoordinator {
         /// The ends of the ranks' connections to the coordinator, by rank.
         seen: Vec<Option<Seen>>,
     },
-    /// A welcome, or the blobs of an exchange, which the receiver passes on to some of the other ranks: see
+    /// A welcome, or the blobs of an all-gather, which the receiver passes on to some of the other ranks: see
     /// `forwarding`.
     Forward {
-        key: Option<ExchangeKey>,
+        key: Option<GatherKey>,
         message: Vec<u8>,
     },
     /// Some ranks are still missing. Carries their names as text, and the number of rejected connections.
@@ -142,13 +187,13 @@ pub(crate) enum FromCoordinator {
     },
     Refused(Refusal),
     Heartbeat,
-    Exchanged {
-        key: ExchangeKey,
+    Gathered {
+        key: GatherKey,
         blobs: Vec<Vec<u8>>,
     },
-    ExchangeFailed {
-        key: ExchangeKey,
-        failure: ExchangeFailure,
+    GatherFailed {
+        key: GatherKey,
+        failure: GatherFailure,
     },
     Aborted {
         communicator: u64,
@@ -187,9 +232,9 @@ pub(crate) struct Refusal {
     pub(crate) retry: bool,
 }
 
-/// Reason why an exchange failed. Ranks are world ranks.
+/// Reason why an all-gather failed. Ranks are world ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum ExchangeFailure {
+pub(crate) enum GatherFailure {
     Lost {
         rank: u32,
         loss: Loss,
@@ -334,8 +379,8 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn frames_survive_and_bad_ones_do_not() {
-        let message = ToCoordinator::Exchange {
-            key: ExchangeKey { communicator: 7, round: 1 },
+        let message = ToCoordinator::AllGather {
+            key: GatherKey { communicator: 7, round: Round::Introductions },
             members: vec![0, 2],
             blob: vec![1; 300],
         };
@@ -354,8 +399,8 @@ mod tests {
 
     #[test]
     fn lists_of_ranks_are_short_where_they_are_in_a_row() {
-        let with = |members: Vec<u32>| ToCoordinator::Exchange {
-            key: ExchangeKey { communicator: 7, round: 1 },
+        let with = |members: Vec<u32>| ToCoordinator::AllGather {
+            key: GatherKey { communicator: 7, round: Round::Introductions },
             members,
             blob: vec![],
         };

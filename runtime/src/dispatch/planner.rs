@@ -331,7 +331,7 @@ impl Planner {
             forced,
         )
         .map_err(|problem| Error::Unsupported {
-            context: ErrorContext { rank: self.rank, ..ErrorContext::default() },
+            context: ErrorContext { rank: Some(self.rank), ..ErrorContext::default() },
             problem: problem.to_string(),
         })?;
         apply_settings(&mut choice, self.segment_bytes, self.window);

@@ -2,8 +2,8 @@
 
 use super::{Engine, Lent};
 use kolo_transport::{
-    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, Paced, ParkBy,
-    Piece, Posted, Rail, Registered, Sink, Stage, StageCaps, Token, TransportKind,
+    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, OnMisfit, Paced,
+    ParkBy, Piece, Posted, Rail, Registered, Sink, Stage, StageCaps, Token, TransportKind,
 };
 
 /// Route to one peer.
@@ -98,25 +98,12 @@ impl Links {
         on: Channel,
         tag: u64,
         dst: Sink<'_>,
+        on_misfit: OnMisfit,
         token: Token,
     ) -> Result<Posted, Error> {
         let endpoint = self.endpoint(on.peer)?;
         // SAFETY: the caller's promise, passed on.
-        unsafe { endpoint.post_recv(on, tag, dst, token) }
-    }
-
-    /// # Safety
-    /// See [`Endpoint::post_recv_if`].
-    pub(crate) unsafe fn post_recv_if(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        dst: Sink<'_>,
-        token: Token,
-    ) -> Result<Posted, Error> {
-        let endpoint = self.endpoint(on.peer)?;
-        // SAFETY: the caller's promise, passed on.
-        unsafe { endpoint.post_recv_if(on, tag, dst, token) }
+        unsafe { endpoint.post_recv(on, tag, dst, on_misfit, token) }
     }
 
     pub(crate) fn probe(&mut self, on: Channel) -> Result<(), Error> {
@@ -234,7 +221,7 @@ impl Links {
 
     /// Returns a transport that cannot distinguish messages before they are received, if there is one.
     pub(crate) fn without_probing(&self) -> Option<&'static str> {
-        self.endpoints.iter().find(|endpoint| !endpoint.can_probe()).map(|endpoint| endpoint.caps().name)
+        self.endpoints.iter().find(|endpoint| !endpoint.caps().can_probe).map(|endpoint| endpoint.caps().name)
     }
 
     /// Returns the number of ranks, including this one.

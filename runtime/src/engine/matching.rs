@@ -16,7 +16,7 @@
 //! A receive from any source is not posted: while there is one, the streams on which nothing is posted are probed. A
 //! receive that names its source is not posted while an earlier one from any source might take the same message.
 
-use kolo_transport::{Channel, Envelope, Error, ErrorKind, Sink};
+use kolo_transport::{Channel, Envelope, Error, ErrorKind, OnMisfit, Sink};
 
 use super::links::Links;
 use super::token::{Kind, Name};
@@ -48,7 +48,7 @@ impl Transfers {
             return self.match_self();
         }
         if inbox.is_plain() && self.anyone.is_empty() {
-            return self.post(slot, peer, true, links);
+            return self.post(slot, peer, OnMisfit::Return, links);
         }
         if !self.take_stored(peer, slot)? {
             self.inboxes[peer as usize].waiting.push_back(slot);
@@ -182,14 +182,14 @@ impl Transfers {
                     return Err(misfit(peer, transfer.tag, transfer.piece.get().len, head.tag, head.len));
                 }
                 self.inboxes[peer as usize].head = None;
-                self.post(slot, peer, false, links)?;
+                self.post(slot, peer, OnMisfit::Fail, links)?;
                 continue;
             }
             self.inboxes[peer as usize].calm_down();
             match self.next_to_post(peer) {
                 Some(slot) => {
                     self.inboxes[peer as usize].waiting.pop_front();
-                    self.post(slot, peer, true, links)?;
+                    self.post(slot, peer, OnMisfit::Return, links)?;
                 }
                 None => return self.probe(peer, links),
             }
@@ -258,7 +258,7 @@ impl Transfers {
         let token = Name::of_store(peer).token();
         // SAFETY: the list and its memory stay in place when their owner moves into the inbox, which keeps both until
         // the token completes. An engine drops its links before its transfers.
-        let posted = unsafe { links.post_recv(on, head.tag, Sink::Place(pieces), token) };
+        let posted = unsafe { links.post_recv(on, head.tag, Sink::Place(pieces), OnMisfit::Fail, token) };
         match posted {
             Ok(posted) => {
                 let inbox = &mut self.inboxes[peer as usize];
@@ -352,21 +352,15 @@ impl Transfers {
         Ok(())
     }
 
-    /// Posts a receive; on condition, unless its message is known to fit.
-    fn post(&mut self, slot: u16, peer: u32, conditional: bool, links: &mut Links) -> Result<(), Error> {
+    /// Posts a receive. It is conditional unless its message is known to fit.
+    fn post(&mut self, slot: u16, peer: u32, on_misfit: OnMisfit, links: &mut Links) -> Result<(), Error> {
         let on = Channel { peer, index: TRANSFER_CHANNEL };
         let transfer = &self.slots[slot as usize];
         let token = transfer.name(slot, Kind::Recv).token();
         let sink = Sink::Place(transfer.piece.pieces());
         // SAFETY: the list stays in place and is not changed while posted; the memory is valid by the promise to
         // `start`.
-        let posted = unsafe {
-            if conditional {
-                links.post_recv_if(on, transfer.tag, sink, token)
-            } else {
-                links.post_recv(on, transfer.tag, sink, token)
-            }
-        }?;
+        let posted = unsafe { links.post_recv(on, transfer.tag, sink, on_misfit, token) }?;
         let inbox = &mut self.inboxes[peer as usize];
         inbox.posted += 1;
         inbox.probed = false;

@@ -1,9 +1,9 @@
 //! Short synchronous copies from and to GPU memory, for messages too short for an adapter to fetch by itself.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use kolo_gdr::{Copies, Gpu};
-use kolo_transport::{DeviceCopier, Error};
+use kolo_transport::{DeviceCopier, Error, Unpoisoned};
 
 use super::copies::failed;
 use super::staging::Staging;
@@ -38,7 +38,7 @@ impl SyncCopier {
         len: usize,
         mut each: impl FnMut(&mut Copies<()>, *mut u8, usize, usize) -> Result<(), String>,
     ) -> Result<(), String> {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.0.lock().unpoisoned();
         let Inner { copies, memory } = &mut *inner;
         (0..len)
             .step_by(SYNC_COPY_BYTES)

@@ -13,8 +13,8 @@ use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Collective, Cut};
 use kolo_collectives::task::Task;
 use kolo_transport::{
-    Armed, Caps, Channel, Endpoint, Error, ErrorKind, Event, GRAIN_BYTES, ParkBy, Piece, Posted, Reach, Sink,
-    Stage, Token,
+    Armed, Caps, Channel, Endpoint, Error, ErrorKind, Event, GRAIN_BYTES, OnMisfit, ParkBy, Piece, Posted,
+    Reach, Sink, Stage, Token,
 };
 
 use super::{Buffers, Engine, GROUPS, Id, Job, Kind, Links, TransferJob};
@@ -65,7 +65,7 @@ fn a_rank_that_waits_for_its_host_only_sleeps_on_a_word() {
     for (peer, expected) in [(1, (ParkBy::Word, 1, 0)), (2, (ParkBy::Fd, 0, 2))] {
         let on = Channel { peer, index: 0 };
         // SAFETY: an empty list, and no message comes.
-        let posted = unsafe { links.post_recv(on, 7, Sink::Place(&[]), Token(1)) };
+        let posted = unsafe { links.post_recv(on, 7, Sink::Place(&[]), OnMisfit::Fail, Token(1)) };
         assert_eq!(posted.unwrap(), Posted::Pending);
         assert_eq!(armed(&mut links), expected, "something is awaited from rank {peer}");
     }
@@ -91,7 +91,9 @@ impl Memory {
             staging_per_channel: 0,
             park_word: false,
             park_fd: false,
-            in_place: false,
+            can_probe: false,
+            can_cancel_recvs: false,
+            can_pack: false,
             stage: None,
         };
         Self {
@@ -189,6 +191,7 @@ impl Endpoint for Memory {
         on: Channel,
         tag: u64,
         dst: Sink<'_>,
+        _: OnMisfit,
         token: Token,
     ) -> Result<Posted, Error> {
         let destination = match dst {

@@ -14,7 +14,7 @@ const NAMED_MAX: usize = 8;
 #[derive(Clone, Debug)]
 pub(crate) enum Cause {
     /// The ranks made different calls.
-    Mismatch { peer: u32, theirs: PeerCall, ours: String, sequence: u64 },
+    Mismatch { peer: u32, theirs: PeerCall, ours: String, sequence: Option<u64> },
     /// A peer is gone.
     PeerLost { peer: u32, cause: Loss },
     /// A deadline passed on this rank.
@@ -35,8 +35,8 @@ impl Cause {
                 Self::PeerLost { peer, cause: Loss::new(cause, detail) }
             }
             Error::Timeout { context, after, waiting_for } => {
-                let number = context.number();
-                Self::Timeout { after, waiting_for, operation: context.operation, number }
+                let ErrorContext { operation, sequence: number, .. } = context;
+                Self::Timeout { after, waiting_for, operation, number }
             }
             Error::Aborted { by, kind, reason, .. } => Self::Aborted { by, kind, reason },
             Error::Transport { source, .. } => Self::Transport(*source),
@@ -51,14 +51,15 @@ impl Cause {
     pub(crate) fn error(self, context: ErrorContext, rank: u32) -> Error {
         match self {
             // The call that does not match may be earlier than the call that meets the error.
-            Self::Mismatch { peer, theirs, ours, sequence } if sequence > 0 => {
-                Error::Mismatch { context: ErrorContext { rank, operation: ours, sequence }, peer, theirs }
+            Self::Mismatch { peer, theirs, ours, sequence: sequence @ Some(_) } => {
+                let context = ErrorContext { rank: Some(rank), operation: ours, sequence };
+                Error::Mismatch { context, peer, theirs }
             }
             Self::Mismatch { peer, theirs, .. } => Error::Mismatch { context, peer, theirs },
             Self::PeerLost { peer, cause } => cause.error(context, peer),
             Self::Timeout { after, waiting_for, operation, number } => {
                 // Messages and other calls have no number.
-                if number == context.number() && operation == context.operation {
+                if number == context.sequence && operation == context.operation {
                     return Error::Timeout { context, after, waiting_for };
                 }
                 let number = number.map_or_else(String::new, |number| format!(", operation #{number},"));
@@ -68,7 +69,7 @@ impl Cause {
             Self::Aborted { by, kind, reason } => Error::Aborted { context, by, kind, reason },
             Self::MismatchOfOthers { by, reason, sequence } => {
                 let mut reason = format!("in operation #{sequence}, {reason}");
-                if (1..sequence).contains(&context.sequence) {
+                if context.sequence.is_some_and(|ours| ours < sequence) {
                     reason.push_str(
                         "; this call came earlier and matched, but a mismatch ends the communicator for all \
                          ranks",
@@ -92,7 +93,7 @@ impl Cause {
             Self::PeerLost { peer, cause } => AbortCause::lost(*peer, cause),
             Self::Timeout { operation, number, .. } => {
                 let cause = AbortCause::new(rank, AbortKind::Timeout, self.to_string());
-                cause.during(operation, number.unwrap_or_default())
+                cause.during(operation, *number)
             }
             Self::Aborted { by, kind: AbortReason::Revoked, reason } => {
                 AbortCause::new(*by, AbortKind::Revoked, reason)

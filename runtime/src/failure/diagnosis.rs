@@ -125,18 +125,18 @@ pub(crate) fn adopt(cause: &AbortCause, own: impl Fn(u64) -> Option<Summary>) ->
         | AbortKind::Transport
         | AbortKind::Revoked
         | AbortKind::Fenced => Cause::Aborted { by, kind: kind.reason(), reason },
-        AbortKind::Mismatch if sequence == 0 => {
-            let detail = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
-            let theirs = PeerCall::Unknown { detail };
-            Cause::Mismatch { peer: by, theirs, ours: String::new(), sequence }
-        }
-        AbortKind::Mismatch => match own(sequence).map(|own| own.to_string()) {
-            Some(ours) if ours != operation => {
+        AbortKind::Mismatch => match sequence.map(|sequence| (sequence, own(sequence))) {
+            None => {
+                let detail = reason.strip_prefix(&called_by(by)).unwrap_or(&reason).to_owned();
+                let theirs = PeerCall::Unknown { detail };
+                Cause::Mismatch { peer: by, theirs, ours: String::new(), sequence }
+            }
+            Some((_, Some(ours))) if ours.to_string() != operation => {
                 let theirs = PeerCall::Operation { description: operation, sequence: None };
-                Cause::Mismatch { peer: by, theirs, ours, sequence }
+                Cause::Mismatch { peer: by, theirs, ours: ours.to_string(), sequence }
             }
             // This rank made the same call as the reporting rank, or has not come so far.
-            _ => Cause::MismatchOfOthers { by, reason, sequence },
+            Some((sequence, _)) => Cause::MismatchOfOthers { by, reason, sequence },
         },
     }
 }
@@ -202,7 +202,7 @@ fn fewer(peer: u32, status: &Status, waited: Waited) -> Option<Cause> {
             sequence: None,
         },
         ours: call.to_string(),
-        sequence: number,
+        sequence: Some(number),
     })
 }
 
@@ -214,7 +214,7 @@ fn first_difference(peer: u32, status: &Status, own: impl Fn(u64) -> Option<Summ
             peer,
             theirs: PeerCall::Operation { description: theirs.description.clone(), sequence: None },
             ours: ours.to_string(),
-            sequence: theirs.sequence,
+            sequence: Some(theirs.sequence),
         })
     })
 }
@@ -278,6 +278,7 @@ impl Evidence {
                 }
                 (Some(None), Some(report), _) => return Diagnosis::Known(self.adopt(report)),
                 (Some(None), None, None) => {
+                    let sequence = sequence.unwrap_or_default();
                     return Diagnosis::Needs(Question::Shown { peer, tag: wrong.tag, sequence });
                 }
                 (Some(None), None, Some(Some(shown))) => {
@@ -289,20 +290,20 @@ impl Evidence {
         Diagnosis::Known(Cause::Mismatch { peer, theirs, ours, sequence })
     }
 
-    /// Returns number and text of this rank's call that expected a message.
-    fn own_call(&self, tag: Option<u64>, len: Option<u64>) -> (u64, String) {
+    /// Returns the number, if there is one, and the text of this rank's call that expected a message.
+    fn own_call(&self, tag: Option<u64>, len: Option<u64>) -> (Option<u64>, String) {
         let is_it = |(sequence, own): &&(u64, Summary)| {
             tag == Some(call::tag(self.communicator, *sequence, own.signature()))
         };
         if let Some((sequence, own)) = self.calls.iter().find(is_it) {
-            return (*sequence, own.to_string());
+            return (Some(*sequence), own.to_string());
         }
         match (tag.and_then(|tag| self.transfer_type(tag)), len) {
             (Some(data_type), Some(len)) => {
                 let tagged = tag.map_or_else(String::new, tagged);
-                (0, format!("recv of {len} bytes of {data_type}{tagged}"))
+                (None, format!("recv of {len} bytes of {data_type}{tagged}"))
             }
-            _ => (self.waited.number().unwrap_or_default(), self.waited.to_string()),
+            _ => (self.waited.number(), self.waited.to_string()),
         }
     }
 
@@ -314,9 +315,9 @@ impl Evidence {
 
     /// Describes a call of a peer whose message came in this rank's call `sequence`. If both have made that call before,
     /// their counts differed in it.
-    fn describe_past(&self, past: &Past, sequence: u64) -> String {
+    fn describe_past(&self, past: &Past, sequence: Option<u64>) -> String {
         let is_same = |own: Summary| own.count.is_none() && own.signature() == past.signature;
-        if past.sequence < sequence && self.own(past.sequence).is_some_and(is_same) {
+        if Some(past.sequence) < sequence && self.own(past.sequence).is_some_and(is_same) {
             format!("{} with more elements for this rank than its counts named,", past.description)
         } else {
             past.description.clone()
@@ -324,13 +325,13 @@ impl Evidence {
     }
 
     /// Describes a peer's call, found by the tag of its message, or else by `sequence`.
-    fn describe(&self, status: &Status, tag: u64, sequence: u64) -> PeerCall {
+    fn describe(&self, status: &Status, tag: u64, sequence: Option<u64>) -> PeerCall {
         let of_tag = |past: &&Past| call::tag(self.communicator, past.sequence, past.signature) == tag;
         let found = status.recent.iter().find(of_tag);
-        match found.or_else(|| status.recent.iter().find(|past| past.sequence == sequence)) {
+        match found.or_else(|| status.recent.iter().find(|past| Some(past.sequence) == sequence)) {
             Some(past) => PeerCall::Operation {
                 description: self.describe_past(past, sequence),
-                sequence: (past.sequence != sequence).then_some(past.sequence),
+                sequence: (Some(past.sequence) != sequence).then_some(past.sequence),
             },
             None => PeerCall::Unknown { detail: format!("something else (it {status})") },
         }

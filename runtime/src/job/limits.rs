@@ -3,21 +3,21 @@
 use std::time::Duration;
 
 /// Version of the protocol. It is raised whenever a message changes; the preamble's own layout never changes.
-pub const PROTOCOL: u32 = 14;
+pub const PROTOCOL: u32 = 15;
 
 /// Largest number of ranks in a job. The coordinator holds one descriptor and two small tasks per rank: 4096 of them
 /// stay well under the usual descriptor limit of large systems, and an abort reaches all ranks within some ten
 /// milliseconds.
 pub const MAX_WORLD_SIZE: u32 = 4096;
 
-/// Longest blob of one rank in [`Control::exchange`](crate::control::Control::exchange). A rank's addresses on all
+/// Longest blob of one rank in [`Control::all_gather`](crate::control::Control::all_gather). A rank's addresses on all
 /// transports take less than 2 KiB; the rest is room for growth.
 pub const MAX_BLOB_BYTES: usize = 64 << 10;
 
-/// Longest total of all blobs in one exchange: 4 KiB per rank at the largest world size, 64 KiB per rank up to 256
+/// Longest total of all blobs in one all-gather: 4 KiB per rank at the largest world size, 64 KiB per rank up to 256
 /// ranks. The coordinator sends this much to every member, so this limit bounds both the coordinator's work and a
 /// member's memory.
-pub const MAX_EXCHANGE_BYTES: usize = 16 << 20;
+pub const MAX_GATHERED_BYTES: usize = 16 << 20;
 
 /// Largest number of communicators that a listener names to a rank that was left behind: 10 bytes each in the first
 /// frame.
@@ -41,10 +41,10 @@ pub(crate) const MAX_HELLO_FRAME: usize = 4 << 10;
 pub(crate) const MAX_FRAME_TO_COORDINATOR: usize =
     MAX_BLOB_BYTES + MAX_WORLD_SIZE as usize * VARINT_BYTES + 8 * MAX_TEXT_BYTES;
 
-/// Longest frame from the coordinator: the blobs of an exchange with their lengths, or the welcome with all ranks'
+/// Longest frame from the coordinator: the blobs of an all-gather with their lengths, or the welcome with all ranks'
 /// facts.
 pub(crate) const MAX_FRAME_FROM_COORDINATOR: usize =
-    MAX_EXCHANGE_BYTES + MAX_WORLD_SIZE as usize * VARINT_BYTES + 8 * MAX_TEXT_BYTES;
+    MAX_GATHERED_BYTES + MAX_WORLD_SIZE as usize * VARINT_BYTES + 8 * MAX_TEXT_BYTES;
 
 /// Longest name of a host, version or job. Longer ones are cut.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
@@ -55,10 +55,10 @@ pub(crate) const MAX_SOURCE_BYTES: usize = 1 << 10;
 /// Most bytes queued for one rank that does not read before the coordinator gives it up: four of the longest frames.
 pub(crate) const MAX_QUEUE_BYTES: usize = 4 * MAX_FRAME_FROM_COORDINATOR;
 
-/// Most exchanges that one rank may have open at a time: one for each thread that creates a communicator.
-pub(crate) const MAX_OPEN_EXCHANGES: usize = 256;
+/// Most all-gathers that one rank may have open at a time: one for each thread that creates a communicator.
+pub(crate) const MAX_OPEN_GATHERS: usize = 256;
 
-/// Failed exchanges and aborted communicators that are remembered for latecomers. Ids are not reused, so when one is
+/// Failed all-gathers and aborted communicators that are remembered for latecomers. Ids are not reused, so when one is
 /// forgotten, a latecomer merely waits for its own deadline.
 pub(crate) const MAX_REMEMBERED: usize = 1024;
 
@@ -151,7 +151,7 @@ pub(crate) const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
 /// 0.3 MB/s.
 pub(crate) const FORWARD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Longest time that a rank which gave up an exchange waits for the coordinator to say who was missing.
+/// Longest time that a rank which gave up an all-gather waits for the coordinator to say who was missing.
 pub(crate) const VERDICT_TIMEOUT: Duration = Duration::from_millis(500);
 
 const _: () = assert!(4 * MAX_NAME_BYTES + MAX_SOURCE_BYTES + MAX_LISTENER_BYTES + 256 < MAX_HELLO_FRAME);
@@ -160,7 +160,7 @@ const _: () = assert!(10 * MAX_LEFT_BEHIND + 16 < MAX_HELLO_FRAME);
 const _: () = assert!(MAX_DECIDED * (MAX_WORLD_SIZE as usize / 64 * 10 + 100) < MAX_HELLO_FRAME);
 const _: () = assert!(MAX_HELLO_FRAME < MAX_FRAME_TO_COORDINATOR);
 const _: () = assert!(MAX_FRAME_TO_COORDINATOR < MAX_FRAME_FROM_COORDINATOR);
-const _: () = assert!(MAX_BLOB_BYTES <= MAX_EXCHANGE_BYTES);
+const _: () = assert!(MAX_BLOB_BYTES <= MAX_GATHERED_BYTES);
 const _: () =
     assert!(MAX_WAITING_NEWCOMERS * (MAX_NAME_BYTES + MAX_LISTENER_BYTES + 128) + 128 < MAX_BLOB_BYTES);
 const _: () = assert!(

@@ -9,9 +9,10 @@
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
+use kolo_transport::Unpoisoned;
 use kolo_transport::foreign::printable;
 use kolo_transport::peer_of;
 use rustix::net::{AddressFamily, SocketType, sockopt};
@@ -101,7 +102,7 @@ impl Board for Pmi {
     fn publish(&self, notice: &[u8]) -> Result<(), String> {
         let mut talk = self.talk().map_err(words)?;
         talk.put(notice).and_then(|()| talk.enter()).map_err(words)?;
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Over;
+        *self.state.lock().unpoisoned() = State::Over;
         // Joining continues while the others reach the barrier, and it reports any that do not.
         let leaving = move || {
             let _ = talk.await_barrier(None).and_then(|_| talk.end());
@@ -110,7 +111,7 @@ impl Board for Pmi {
     }
 
     fn read(&self) -> Result<Vec<u8>, String> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unpoisoned();
         let mut talk = match std::mem::replace(&mut *state, State::Over) {
             State::Fresh => {
                 let mut talk = self.talk().map_err(words)?;

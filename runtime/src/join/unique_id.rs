@@ -9,9 +9,10 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use kolo_transport::Unpoisoned;
 use kolo_transport::tcp::{Reuse, in_port_range};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -83,7 +84,7 @@ impl UniqueId {
             Error::system("asking for random bytes", std::io::Error::other(error.to_string()))
         })?;
         let id = encode(&host, port, &secret)?;
-        let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reserved = RESERVED.lock().unpoisoned();
         let now = Instant::now();
         drop_old(&mut reserved, now, join_timeout());
         reserved.push(Reserved { id, made: now, socket });
@@ -126,7 +127,7 @@ impl UniqueId {
     /// Takes the port reserved for this id, if this process made it. Rank 0 takes it once, and drops it when it has
     /// joined or failed to.
     pub fn take_reservation(&self) -> Option<Reservation> {
-        let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reserved = RESERVED.lock().unpoisoned();
         let at = reserved.iter().position(|port| port.id == *self)?;
         Some(Reservation { _socket: reserved.swap_remove(at).socket })
     }

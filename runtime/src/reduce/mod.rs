@@ -50,9 +50,8 @@ pub(crate) use tree::tree;
 
 use crate::types::{DataType, ReduceOp};
 
-/// Least memory touched on one host by a call that writes its results with streaming stores, past the caches: see
-/// docs/measurements.md, "Streaming stores".
-pub(crate) const STREAMING_BYTES: usize = 32 << 20;
+/// Alignment of the parts of a block: two cache lines, and a whole number of elements of any type.
+pub(crate) const GRAIN: usize = 128;
 
 /// Function that computes `dst = a op b` over `count` elements.
 ///

@@ -19,9 +19,7 @@ use super::memory::Allocation;
 use super::work::{Item, Job};
 use crate::call::{Call, Counts};
 use crate::engine::needs;
-
-/// Alignment of parts: two cache lines, and a whole number of elements of any type.
-const GRAIN: usize = 128;
+use crate::reduce::GRAIN;
 
 /// Binds the work of a plan after its first round, in which all ranks have said where their buffers lie.
 pub(super) fn bind(

@@ -1,10 +1,10 @@
 //! Ranks that end while others read their memory. One thread steps the calls of all ranks.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use kolo_collectives::plan::Collective;
-use kolo_transport::{Error, ErrorKind};
+use kolo_transport::{Error, ErrorKind, Unpoisoned};
 
 use super::{Step, SymmetricCall};
 use crate::api::{Communicator, SymmetricBuffer};
@@ -94,10 +94,10 @@ fn ranks(count: u32) -> Vec<Rank> {
         let mut input = comm.alloc::<u8>(count as usize * BLOCK).expect("memory");
         input.fill(1);
         let output = vec![0; BLOCK];
-        made.lock().unwrap_or_else(PoisonError::into_inner).push(Rank { comm, input, output });
+        made.lock().unpoisoned().push(Rank { comm, input, output });
     })
     .expect("they join");
-    let mut made = made.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut made = made.into_inner().unpoisoned();
     made.sort_by_key(|rank| rank.comm.rank());
     made
 }

@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use kolo_transport::Needs;
-use kolo_transport::shm::copy_streaming;
+use kolo_transport::shm::{STREAMING_BYTES, copy_streaming};
 
 use super::locations::BufferLocations;
 use super::memory::Allocation;
 use crate::call::{Call, reduces};
-use crate::reduce::{Combine, DefaultFloats, Folding, STREAMING_BYTES, divide, scale};
+use crate::reduce::{Combine, DefaultFloats, Folding, divide, scale};
 use crate::types::{DataType, ReduceOp};
 
 /// Bytes of each buffer between two checks of abort and deadline: some tens of microseconds.

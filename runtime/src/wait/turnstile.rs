@@ -1,7 +1,9 @@
 //! Where threads wait for their turns.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
+
+use kolo_transport::Unpoisoned;
 
 use super::SLEEP_MAX;
 
@@ -24,9 +26,9 @@ impl Turnstile {
     /// Sleeps while no more than `over` turns are over, at most [`SLEEP_MAX`]. Allowed only after
     /// [`announce`](Self::announce).
     pub(crate) fn sleep(&self, over: u64) {
-        let told = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = self.over.lock().unpoisoned();
         if *told <= over {
-            drop(self.moved.wait_timeout(told, SLEEP_MAX).unwrap_or_else(PoisonError::into_inner));
+            drop(self.moved.wait_timeout(told, SLEEP_MAX).unpoisoned());
         }
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
@@ -35,7 +37,7 @@ impl Turnstile {
     #[inline]
     pub(crate) fn tell(&self, over: u64) {
         if self.sleepers.load(Ordering::Relaxed) > 0 {
-            *self.over.lock().unwrap_or_else(PoisonError::into_inner) = over;
+            *self.over.lock().unpoisoned() = over;
             self.moved.notify_all();
         }
     }

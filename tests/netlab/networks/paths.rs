@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kolo_netlab::Lab;
 use kolo_netlab::network::Network;
-use kolo_transport::{Channel, Endpoint, Event, Piece, Posted, Sink, TcpOptions, Token};
+use kolo_transport::{Channel, Endpoint, Event, OnMisfit, Piece, Posted, Sink, TcpOptions, Token};
 
 use crate::Test;
 use crate::placed::Placed;
@@ -48,7 +48,7 @@ fn pass(ends: &mut [Placed; 2], bytes: usize) {
     let posted = unsafe {
         [
             ends[0].post_send(ON[0], 0, &from, Token(1)),
-            ends[1].post_recv(ON[1], 0, Sink::Place(&to), Token(2)),
+            ends[1].post_recv(ON[1], 0, Sink::Place(&to), OnMisfit::Fail, Token(2)),
         ]
     };
     assert_eq!(posted.map(|posted| posted.expect("posted")), [Posted::Pending; 2]);

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use kolo_netlab::Host;
 use kolo_transport::{
-    Armed, Caps, Channel, Endpoint, Error, Event, ParkBy, Piece, Posted, Rail, Reach, Sink, TcpEndpoint,
-    TcpOptions, Token,
+    Armed, Caps, Channel, Endpoint, Error, Event, OnMisfit, ParkBy, Piece, Posted, Rail, Reach, Sink,
+    TcpEndpoint, TcpOptions, Token,
 };
 
 /// A TCP endpoint on a host.
@@ -71,29 +71,11 @@ impl Endpoint for Placed {
         on: Channel,
         tag: u64,
         sink: Sink<'_>,
+        on_misfit: OnMisfit,
         token: Token,
     ) -> Result<Posted, Error> {
         // SAFETY: the caller's promise is handed on.
-        unsafe { self.there().post_recv(on, tag, sink, token) }
-    }
-
-    fn can_probe(&self) -> bool {
-        self.inner.can_probe()
-    }
-
-    unsafe fn post_recv_if(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        sink: Sink<'_>,
-        token: Token,
-    ) -> Result<Posted, Error> {
-        // SAFETY: the caller's promise is handed on.
-        unsafe { self.there().post_recv_if(on, tag, sink, token) }
-    }
-
-    fn can_cancel_recvs(&self) -> bool {
-        self.inner.can_cancel_recvs()
+        unsafe { self.there().post_recv(on, tag, sink, on_misfit, token) }
     }
 
     fn cancel_recvs(&mut self, on: Channel, events: &mut Vec<Event>) -> bool {

@@ -6,7 +6,7 @@ use kolo_netlab::Lab;
 use kolo_netlab::fabric::{Rule, What};
 use kolo_netlab::network::Network;
 use kolo_transport::tcp::Congestion;
-use kolo_transport::{Channel, Endpoint, Event, Piece, Posted, Rail, Sink, TcpOptions, Token};
+use kolo_transport::{Channel, Endpoint, Event, OnMisfit, Piece, Posted, Rail, Sink, TcpOptions, Token};
 
 use crate::Test;
 use crate::job::{perf, run, succeed};
@@ -61,7 +61,7 @@ fn send(ends: &mut [Placed; 2], from: usize, len: usize, patience: Duration) -> 
     // SAFETY: bytes and pieces outlive the tokens, which complete below; otherwise the endpoints are given up.
     let posted = unsafe {
         [
-            ends[to].post_recv(ON[to], 3, Sink::Place(&inward), Token(2)).expect("posted"),
+            ends[to].post_recv(ON[to], 3, Sink::Place(&inward), OnMisfit::Fail, Token(2)).expect("posted"),
             ends[from].post_send(ON[from], 3, &out, Token(1)).expect("posted"),
         ]
     };

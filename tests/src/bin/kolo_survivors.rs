@@ -54,8 +54,9 @@ struct Names {
 impl Names {
     fn follow(&mut self, comm: &Communicator) {
         if std::mem::replace(&mut self.epoch, comm.epoch()) != comm.epoch() {
-            let name = |before: &u32| self.of.get(*before as usize).copied().unwrap_or(u32::MAX);
-            self.of = comm.ranks_before().iter().map(name).collect();
+            let name = |before: Option<u32>| self.of.get(before? as usize).copied();
+            self.of =
+                comm.ranks_before().into_iter().map(|before| name(before).unwrap_or(u32::MAX)).collect();
         }
     }
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo::internal::control::{Control, ExchangeKey};
+use kolo::internal::control::{self, Control, GatherKey};
 use kolo::{Communicator, Config, ControlRuntime, JoinSpec, PeerInfo};
 use kolo_transport::TcpOptions;
 use kolo_transport::foreign::printable;
@@ -117,9 +117,9 @@ impl Rank {
         what: &T,
     ) -> Result<Vec<T>, Unexamined> {
         let blob = serde_json::to_vec(what).unwrap_or_default();
-        let key = ExchangeKey { communicator: EXAMINATION, round: self.round };
+        let key = GatherKey { communicator: EXAMINATION, round: control::Round::Numbered(self.round) };
         self.round += 1;
-        let told = self.control.exchange(key, &self.members, blob, Instant::now() + limit)?;
+        let told = self.control.all_gather(key, &self.members, &blob, Instant::now() + limit)?;
         told.iter()
             .map(|blob| {
                 decode(blob).map_err(|error| {

@@ -7,10 +7,11 @@ use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kolo_transport::Unpoisoned;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -316,7 +317,7 @@ impl Answering {
     /// Waits for a host to dial for a measurement.
     pub(crate) fn wait_for(&self, from: u32, patience: Duration) -> Option<Line> {
         let until = Instant::now() + patience;
-        let mut arrived = self.shared.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut arrived = self.shared.arrived.lock().unpoisoned();
         loop {
             if let Some(line) = arrived.remove(&from) {
                 return Some(line);
@@ -325,7 +326,7 @@ impl Answering {
             if left.is_zero() {
                 return None;
             }
-            arrived = self.shared.news.wait_timeout(arrived, left).unwrap_or_else(PoisonError::into_inner).0;
+            arrived = self.shared.news.wait_timeout(arrived, left).unpoisoned().0;
         }
     }
 }
@@ -379,7 +380,7 @@ fn answer(mut line: Line, shared: &Shared) {
     let word = |at: usize| said[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
     let (from, purpose) = (word(NONCE), word(NONCE + 4));
     if purpose == Purpose::Rates as u32 {
-        shared.arrived.lock().unwrap_or_else(PoisonError::into_inner).insert(from, line);
+        shared.arrived.lock().unpoisoned().insert(from, line);
         shared.news.notify_all();
         return;
     }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use kolo::internal::control::{MAX_BLOB_BYTES, MAX_EXCHANGE_BYTES};
+use kolo::internal::control::{MAX_BLOB_BYTES, MAX_GATHERED_BYTES};
 use kolo_transport::foreign::printable;
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +69,7 @@ impl Summary {
             }
         }
         // A quarter is for the ranks that are no leaders.
-        let share = MAX_BLOB_BYTES.min(MAX_EXCHANGE_BYTES / 4 * 3 / hosts.max(1));
+        let share = MAX_BLOB_BYTES.min(MAX_GATHERED_BYTES / 4 * 3 / hosts.max(1));
         let mut room = share.saturating_sub(length(&summary));
         let mut sorted: Vec<&Reach> = reaches.iter().collect();
         sorted.sort_by_key(|reach| (reach.carries == Carries::All, reach.in_vain().next().is_none()));
@@ -167,7 +167,7 @@ mod tests {
         for count in [69, 512, 4096] {
             let blob = serde_json::to_vec(&Summary::new(&attempts(1, count), count as usize)).unwrap();
             assert!(blob.len() <= MAX_BLOB_BYTES, "{count} hosts: {} bytes", blob.len());
-            assert!(blob.len() * count as usize <= MAX_EXCHANGE_BYTES, "{count} hosts: {} bytes", blob.len());
+            assert!(blob.len() * count as usize <= MAX_GATHERED_BYTES, "{count} hosts: {} bytes", blob.len());
             let told: Summary = serde_json::from_slice(&blob).unwrap();
             for (sent, told) in attempts(1, count).iter().zip(told.reaches(1, &hosts(count))) {
                 assert_eq!((sent.from, sent.to, &sent.carries), (told.from, told.to, &told.carries));

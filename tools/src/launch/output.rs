@@ -6,10 +6,11 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsFd;
 use std::process::Child;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kolo_transport::Unpoisoned;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use serde::{Deserialize, Serialize};
@@ -63,15 +64,15 @@ struct Unwritten {
 
 impl Unwritten {
     fn change(&self, change: impl FnOnce(&mut usize)) {
-        change(&mut self.count.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.count.lock().unpoisoned());
         self.fell.notify_all();
     }
 
     /// Waits until all messages have been written. Returns false if that takes longer.
     fn is_none_within(&self, time: Duration) -> bool {
-        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = self.count.lock().unpoisoned();
         let waited = self.fell.wait_timeout_while(count, time, |count| *count > 0);
-        *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+        *waited.unpoisoned().0 == 0
     }
 }
 
@@ -156,7 +157,7 @@ impl Write for Outliving {
             }
             self.stream = None;
         }
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut log = self.log.lock().unpoisoned();
         if log.is_none() {
             let made = tempfile::Builder::new().prefix("kolo-run-").suffix(".log").tempfile()?;
             *log = Some(made.keep().map_err(|error| error.error)?.0);

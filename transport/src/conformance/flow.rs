@@ -4,7 +4,7 @@ use super::allocator::CountingAllocator;
 use super::message::Shape;
 use super::world::{World, endpoints};
 use super::{Subject, skip};
-use crate::endpoint::{Channel, Event, Piece, Posted, Sink, Token};
+use crate::endpoint::{Channel, Event, OnMisfit, Piece, Posted, Sink, Token};
 
 pub(super) fn many_channels(subject: &dyn Subject) {
     let mut world = World::new(subject, 2);
@@ -134,7 +134,8 @@ pub(super) fn steady_state_does_not_allocate(subject: &dyn Subject) {
         // SAFETY: buffers and pieces outlive the loop below, which ends when both tokens have completed.
         unsafe {
             let on = |peer| Channel { peer, index: 0 };
-            let posted = ends[to].post_recv(on(from as u32), message, Sink::Place(&dst), Token(0));
+            let posted =
+                ends[to].post_recv(on(from as u32), message, Sink::Place(&dst), OnMisfit::Fail, Token(0));
             open += u32::from(posted.expect("post_recv") == Posted::Pending);
             let posted = ends[from].post_send(on(to as u32), message, &src, Token(1));
             open += u32::from(posted.expect("post_send") == Posted::Pending);

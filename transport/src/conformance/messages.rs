@@ -4,7 +4,7 @@ use super::message::Shape;
 use super::pattern::Random;
 use super::world::World;
 use super::{Subject, skip};
-use crate::endpoint::{Channel, Piece, Sink, Token};
+use crate::endpoint::{Channel, OnMisfit, Piece, Sink, Token};
 use crate::error::ErrorKind;
 
 /// Maximum length of messages in the cases that are not about long ones.
@@ -186,7 +186,8 @@ pub(super) fn wrong_arguments_are_refused(subject: &dyn Subject) {
         let refused = unsafe { world.end(0).post_send(on, 0, &pieces, Token(0)).err() };
         assert!(matches!(refused, Some(ref e) if e.kind == ErrorKind::Usage), "{on:?}: {refused:?}");
         // SAFETY: as above.
-        let refused = unsafe { world.end(0).post_recv(on, 0, Sink::Place(&pieces), Token(0)).err() };
+        let refused =
+            unsafe { world.end(0).post_recv(on, 0, Sink::Place(&pieces), OnMisfit::Fail, Token(0)).err() };
         assert!(matches!(refused, Some(ref e) if e.kind == ErrorKind::Usage), "{on:?}: {refused:?}");
     }
     assert!(world.end(0).introduce(1, b"no address").is_err(), "nonsense was taken for an address");

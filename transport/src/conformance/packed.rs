@@ -11,7 +11,7 @@ const LENGTHS: [usize; 12] = [0, 1, 40, 104, 105, 4096, 8191, 8193, 65_536, 131_
 /// Packed messages of all lengths pass among others, to places and consumers.
 pub(super) fn packed_messages(subject: &dyn Subject) {
     let mut world = World::new(subject, 2);
-    if !world.end(0).can_pack() {
+    if !world.end(0).caps().can_pack {
         return skip("the transport packs no messages");
     }
     let mut random = Random::new(17);

@@ -14,7 +14,7 @@ const FROM_0: Channel = Channel { peer: 0, index: 0 };
 /// Makes a world of two; `None` if the transport cannot probe.
 fn world(subject: &dyn Subject) -> Option<World> {
     let mut world = World::new(subject, 2);
-    if world.end(1).can_probe() {
+    if world.end(1).caps().can_probe {
         return Some(world);
     }
     skip("the transport cannot probe");
@@ -70,7 +70,7 @@ pub(super) fn another_length_comes_back_too(subject: &dyn Subject) {
 
 pub(super) fn receives_can_be_taken_back(subject: &dyn Subject) {
     let Some(mut world) = world(subject) else { return };
-    if !world.end(1).can_cancel_recvs() {
+    if !world.end(1).caps().can_cancel_recvs {
         return skip("the transport takes no receives back");
     }
     world.exchange(0, 1, 0, 1, Shape::new(1, 1));

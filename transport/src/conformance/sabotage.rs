@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use crate::arm::{Armed, ParkBy};
-use crate::endpoint::{Caps, Channel, Endpoint, Event, Piece, Posted, Reach, Sink, Token};
+use crate::endpoint::{Caps, Channel, Endpoint, Event, OnMisfit, Packer, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, MemoryCounters, Registered};
 use crate::stage::Stage;
@@ -101,6 +101,7 @@ impl Endpoint for Sabotaged {
         on: Channel,
         tag: u64,
         dst: Sink<'_>,
+        on_misfit: OnMisfit,
         token: Token,
     ) -> Result<Posted, Error> {
         match self.fault {
@@ -116,22 +117,7 @@ impl Endpoint for Sabotaged {
             _ => {}
         }
         // SAFETY: the caller's obligation, unchanged.
-        unsafe { self.inner.post_recv(on, tag, dst, token) }
-    }
-
-    fn can_probe(&self) -> bool {
-        self.inner.can_probe()
-    }
-
-    unsafe fn post_recv_if(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        dst: Sink<'_>,
-        token: Token,
-    ) -> Result<Posted, Error> {
-        // SAFETY: the caller's obligation, unchanged.
-        unsafe { self.inner.post_recv_if(on, tag, dst, token) }
+        unsafe { self.inner.post_recv(on, tag, dst, on_misfit, token) }
     }
 
     fn stage(&self) -> Option<&dyn Stage> {
@@ -144,6 +130,22 @@ impl Endpoint for Sabotaged {
 
     fn probe(&mut self, on: Channel) -> Result<(), Error> {
         self.inner.probe(on)
+    }
+
+    fn cancel_recvs(&mut self, on: Channel, events: &mut Vec<Event>) -> bool {
+        self.inner.cancel_recvs(on, events)
+    }
+
+    unsafe fn post_send_packed(
+        &mut self,
+        on: Channel,
+        tag: u64,
+        len: usize,
+        packer: Packer,
+        token: Token,
+    ) -> Result<Posted, Error> {
+        // SAFETY: the caller's obligation, unchanged.
+        unsafe { self.inner.post_send_packed(on, tag, len, packer, token) }
     }
 
     fn cancel_probe(&mut self, on: Channel) {

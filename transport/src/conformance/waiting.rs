@@ -10,7 +10,7 @@ use super::pattern::Random;
 use super::world::endpoints;
 use super::{Subject, skip};
 use crate::arm::{Armed, ParkBy};
-use crate::endpoint::{Channel, Endpoint, Event, Piece, Posted, Sink, Token};
+use crate::endpoint::{Channel, Endpoint, Event, OnMisfit, Piece, Posted, Sink, Token};
 use crate::sys::atomic::AtomicU32 as SharedWord;
 use crate::wait_word;
 
@@ -85,7 +85,9 @@ fn scattered_ping_pong(
     let recv = |end: &mut dyn Endpoint, index: u16, tag: u64| {
         let sink = Sink::Place(&pieces[usize::from(index)]);
         // SAFETY: buffers and pieces live until the endpoint is dropped below.
-        let posted = unsafe { end.post_recv(on(index), tag, sink, Token(index.into())).expect("post") };
+        let posted = unsafe {
+            end.post_recv(on(index), tag, sink, OnMisfit::Fail, Token(index.into())).expect("post")
+        };
         posted == Posted::Done
     };
     // The first message may arrive before its receive is posted.
@@ -163,7 +165,7 @@ fn ping_pong(
                         if mine {
                             end.post_send(on, turn, &pieces, Token(turn))
                         } else {
-                            end.post_recv(on, turn, Sink::Place(&pieces), Token(turn))
+                            end.post_recv(on, turn, Sink::Place(&pieces), OnMisfit::Fail, Token(turn))
                         }
                     };
                     if posted.expect("post") == Posted::Pending {

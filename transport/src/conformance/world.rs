@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use super::Subject;
 use super::message::{Memory, Shape};
-use crate::endpoint::{Channel, Endpoint, Envelope, Event, Fits, Piece, Posted, Reach, Short, Token};
+use crate::endpoint::{
+    Channel, Endpoint, Envelope, Event, Fits, OnMisfit, Piece, Posted, Reach, Short, Token,
+};
 use crate::error::{Error, ErrorKind};
 
 /// State of an operation.
@@ -190,8 +192,8 @@ impl World {
                     let (len, packer) = op.memory.packer();
                     end.post_send_packed(on, tag, len, packer, token)
                 }
-                Direction::Recv => end.post_recv(on, tag, op.memory.sink(), token),
-                Direction::RecvIf => end.post_recv_if(on, tag, op.memory.sink(), token),
+                Direction::Recv => end.post_recv(on, tag, op.memory.sink(), OnMisfit::Fail, token),
+                Direction::RecvIf => end.post_recv(on, tag, op.memory.sink(), OnMisfit::Return, token),
                 Direction::Get => {
                     let pieces: *const [_] = op.memory.pieces();
                     end.post_get(on, tag, &*pieces, token)

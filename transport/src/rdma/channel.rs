@@ -154,6 +154,9 @@ pub(super) fn staging(
 /// A channel. Its counters wrap.
 #[derive(Debug)]
 pub(super) struct Chan {
+    /// Number among the channels to the peer.
+    pub(super) number: u8,
+
     pub(super) sends: VecDeque<SendOp>,
     /// Number of the first message in `sends`, or of the next one.
     pub(super) send_sequence: u32,
@@ -201,8 +204,9 @@ pub(super) struct Chan {
 }
 
 impl Chan {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(number: u8) -> Self {
         Self {
+            number,
             sends: VecDeque::new(),
             send_sequence: 0,
             slots_sent: 0,

@@ -24,7 +24,7 @@ use super::small::Lockable;
 use super::stats::Counters;
 use super::wire::{CHANNELS, EAGER_BYTES, GRANTS};
 use crate::arm::{Armed, ParkBy};
-use crate::endpoint::{Caps, Channel, Endpoint, Event, Piece, Posted, Reach, Sink, Token};
+use crate::endpoint::{Caps, Channel, Endpoint, Event, OnMisfit, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Backing, DeviceAccess, MemoryCounters, Registered};
 
@@ -63,7 +63,6 @@ pub struct RdmaEndpoint {
     pub(super) device_copiers: Option<Arc<DeviceCopiers>>,
     pub(super) rails: Vec<Rail>,
     pub(super) side: Side,
-    caps: Caps,
     pub(super) rank: u32,
     pub(super) options: RdmaOptions,
     passed_over: Vec<String>,
@@ -87,6 +86,21 @@ pub struct RdmaEndpoint {
     /// Whether the owner wants to know that everything has been acknowledged.
     pub(super) flush_wanted: AtomicBool,
 }
+
+const CAPS: Caps = Caps {
+    name: NAME,
+    channels_max: CHANNELS as u16,
+    message_max: MESSAGE_MAX,
+    // Before the connection is up, and while all slots are in use, even a short send waits.
+    eager_max: 0,
+    staging_per_channel: BLOCK_BYTES + GRANTS as usize * CHUNK_BYTES,
+    park_word: false,
+    park_fd: true,
+    can_probe: true,
+    can_cancel_recvs: false,
+    can_pack: false,
+    stage: None,
+};
 
 impl RdmaEndpoint {
     /// Opens the endpoint of `rank` among `world_size` ranks.
@@ -142,18 +156,6 @@ impl RdmaEndpoint {
             device_copiers: None,
             rails,
             side,
-            caps: Caps {
-                name: NAME,
-                channels_max: CHANNELS as u16,
-                message_max: MESSAGE_MAX,
-                // Before the connection is up, and while all slots are in use, even a short send waits.
-                eager_max: 0,
-                staging_per_channel: BLOCK_BYTES + GRANTS as usize * CHUNK_BYTES,
-                park_word: false,
-                park_fd: true,
-                in_place: true,
-                stage: None,
-            },
             rank,
             options,
             passed_over,
@@ -189,7 +191,7 @@ impl RdmaEndpoint {
 
 impl Endpoint for RdmaEndpoint {
     fn caps(&self) -> &Caps {
-        &self.caps
+        &CAPS
     }
 
     fn address(&self) -> &[u8] {
@@ -288,25 +290,11 @@ impl Endpoint for RdmaEndpoint {
         on: Channel,
         tag: u64,
         dst: Sink<'_>,
+        on_misfit: OnMisfit,
         token: Token,
     ) -> Result<Posted, Error> {
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_recv(on, tag, dst, token, false) }
-    }
-
-    fn can_probe(&self) -> bool {
-        true
-    }
-
-    unsafe fn post_recv_if(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        dst: Sink<'_>,
-        token: Token,
-    ) -> Result<Posted, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue_recv(on, tag, dst, token, true) }
+        unsafe { self.enqueue_recv(on, tag, dst, on_misfit, token) }
     }
 
     fn probe(&mut self, on: Channel) -> Result<(), Error> {

@@ -30,12 +30,13 @@ use std::collections::BTreeMap;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
+use crate::Unpoisoned;
 use crate::sys::process::Process;
 use crate::sys::unshared::Unshared;
 
@@ -121,7 +122,7 @@ impl MemoryWatcher {
     /// # Errors
     /// The reason why the kernel offers none to this process.
     pub(super) fn shared() -> Result<Arc<Self>, String> {
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock().unpoisoned();
         let is_usable = |watcher: &Arc<Self>| watcher.process.is_current() && !watcher.is_lost();
         if let Some(watcher) = shared.upgrade().filter(is_usable) {
             return Ok(watcher);
@@ -205,7 +206,7 @@ impl MemoryWatcher {
     }
 
     fn ranges(&self) -> MutexGuard<'_, BTreeMap<Range, u32>> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ranges.lock().unpoisoned()
     }
 
     /// Returns the number of changes so far; `None` if changes can no longer be followed, from then on.
@@ -286,7 +287,7 @@ impl Drop for MemoryWatcher {
 
 impl Shared {
     fn log(&self) -> MutexGuard<'_, [(usize, usize); LOG_LEN]> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        self.log.lock().unpoisoned()
     }
 
     /// Returns whether a change of watched memory is under way.

@@ -9,7 +9,7 @@ use super::progress::Hands;
 use super::trouble::Trouble;
 use super::wire::{CHANNELS, EAGER_BYTES};
 use super::{receiving, sending};
-use crate::endpoint::{Channel, Event, Piece, Posted, Sink, Token};
+use crate::endpoint::{Channel, Event, OnMisfit, Piece, Posted, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::pieces::{Cursor, Eater, Pieces};
 
@@ -56,11 +56,11 @@ impl RdmaEndpoint {
         let mut trouble = None;
         if let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() {
             if let Some(link) = up {
-                result = sending::send_now(link, chan, channel, &mut op, &mut hands);
+                result = sending::send_now(link, chan, &mut op, &mut hands);
                 if matches!(result, Ok(Posted::Pending)) {
                     chan.sends.push_back(op);
                     if chan.sends.len() == 1 && len > EAGER_BYTES {
-                        trouble = sending::pump(link, chan, channel, false, &mut hands).err();
+                        trouble = sending::pump(link, chan, false, &mut hands).err();
                     }
                 }
             } else {
@@ -91,8 +91,8 @@ impl RdmaEndpoint {
         on: Channel,
         tag: u64,
         dst: Sink<'_>,
+        on_misfit: OnMisfit,
         token: Token,
-        conditional: bool,
     ) -> Result<Posted, Error> {
         self.usable(on)?;
         let (landing, len) = match dst {
@@ -117,7 +117,7 @@ impl RdmaEndpoint {
             token,
             tag,
             len,
-            conditional,
+            conditional: on_misfit == OnMisfit::Return,
             landing,
             way: Way::Open,
             granted: 0,
@@ -126,7 +126,8 @@ impl RdmaEndpoint {
             device_copiers,
             failed: None,
         };
-        let chan = &mut **peer.channels[usize::from(channel)].get_or_insert_with(|| Box::new(Chan::new()));
+        let chan =
+            &mut **peer.channels[usize::from(channel)].get_or_insert_with(|| Box::new(Chan::new(channel)));
         chan.probed = false;
         let mut late = false;
         let mut result = receiving::receive_now(chan, on.peer, &mut op);
@@ -144,7 +145,7 @@ impl RdmaEndpoint {
                 peer.busy |= 1 << channel;
                 if let Some(link) = peer.link.as_deref_mut().filter(|link| link.stage == Stage::Up)
                     && len > EAGER_BYTES
-                    && let Err(trouble) = receiving::grant(link, chan, channel, &mut hands)
+                    && let Err(trouble) = receiving::grant(link, chan, &mut hands)
                 {
                     // The receive stays posted: it fails together with the others of this peer.
                     self.backlog = events;
@@ -176,7 +177,8 @@ impl RdmaEndpoint {
             self.start(on.peer)?;
         }
         let peer = &mut self.peers[on.peer as usize];
-        let chan = peer.channels[usize::from(on.index)].get_or_insert_with(|| Box::new(Chan::new()));
+        let chan =
+            peer.channels[usize::from(on.index)].get_or_insert_with(|| Box::new(Chan::new(on.index as u8)));
         if let Some(cause) = down {
             if chan.arrival().is_none() {
                 return Err(cause);
@@ -216,7 +218,7 @@ impl RdmaEndpoint {
     /// Returns the peer, with the channel made if necessary, and the resources that an operation on it needs.
     fn parts<'a>(&'a mut self, on: Channel, events: &'a mut Vec<Event>) -> (&'a mut Peer, Hands<'a>) {
         let peer = &mut self.peers[on.peer as usize];
-        peer.channels[usize::from(on.index)].get_or_insert_with(|| Box::new(Chan::new()));
+        peer.channels[usize::from(on.index)].get_or_insert_with(|| Box::new(Chan::new(on.index as u8)));
         let hands = Hands {
             rails: &self.rails,
             registrations: &mut self.registrations,

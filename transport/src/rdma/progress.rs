@@ -363,7 +363,7 @@ fn hear(
     }
     let entry = &mut channels[usize::from(channel)];
     if note == Note::Open {
-        let chan = entry.get_or_insert_with(|| Box::new(Chan::new()));
+        let chan = entry.get_or_insert_with(|| Box::new(Chan::new(channel)));
         chan.remote = Some(link.entry(channel));
         return Ok(());
     }
@@ -391,9 +391,9 @@ fn hear(
             chan.grants_seen = chan.grants_seen.wrapping_add(1);
             chan.grants.push_back(grant);
         }
-        Note::Filled => receiving::answered(link, chan, channel, true, hands)?,
+        Note::Filled => receiving::answered(link, chan, true, hands)?,
         Note::Refused(sequence) => chan.refused = Some(sequence),
-        Note::Returned => receiving::answered(link, chan, channel, false, hands)?,
+        Note::Returned => receiving::answered(link, chan, false, hands)?,
         Note::Freed(count) => receiving::free_slots(chan, count)?,
         Note::Open | Note::Probe => {}
     }
@@ -415,11 +415,11 @@ pub(super) fn pump(
         let channel = left.trailing_zeros() as u8;
         left &= left - 1;
         let Some(chan) = peer.channels[usize::from(channel)].as_deref_mut() else { continue };
-        moved |= sending::open(link, chan, channel, hands)?;
+        moved |= sending::open(link, chan, hands)?;
         moved |= receiving::pump(chan, Channel { peer: number, index: channel.into() }, hands.events)?;
-        moved |= receiving::grant(link, chan, channel, hands)?;
-        moved |= sending::pump(link, chan, channel, sleeping, hands)?;
-        moved |= receiving::tell(link, chan, channel)?;
+        moved |= receiving::grant(link, chan, hands)?;
+        moved |= sending::pump(link, chan, sleeping, hands)?;
+        moved |= receiving::tell(link, chan)?;
         let pending = !chan.is_idle() || chan.probed || !chan.opened || !chan.grants.is_empty();
         peer.busy = peer.busy & !(1 << channel) | u64::from(pending) << channel;
     }

@@ -242,14 +242,13 @@ pub(super) fn serve_late(chan: &mut Chan, on: Channel, cause: &Error, events: &m
 pub(super) fn answered(
     link: &Link,
     chan: &mut Chan,
-    channel: u8,
     used: bool,
     hands: &mut Hands<'_>,
 ) -> Result<(), Trouble> {
     let Some(granted) = chan.granted.pop_front() else {
         return Err(Trouble::Corrupt("it filled memory that was not granted"));
     };
-    let rail = usize::from(link.lanes[link.long_lane(channel)].rail);
+    let rail = usize::from(link.lanes[link.long_lane(chan.number)].rail);
     if granted.dead && used {
         return Err(Trouble::Corrupt("it filled memory granted for another message"));
     }
@@ -288,12 +287,7 @@ pub(super) fn answered(
 }
 
 /// Grants memory for the long receives that are posted.
-pub(super) fn grant(
-    link: &mut Link,
-    chan: &mut Chan,
-    channel: u8,
-    hands: &mut Hands<'_>,
-) -> Result<bool, Trouble> {
+pub(super) fn grant(link: &mut Link, chan: &mut Chan, hands: &mut Hands<'_>) -> Result<bool, Trouble> {
     let mut moved = false;
     if chan.remote.is_none() || !chan.opened || chan.unfit {
         return Ok(false);
@@ -304,7 +298,7 @@ pub(super) fn grant(
         let Some(mut op) = chan.recvs.remove(at) else { break };
         let long = op.len > EAGER_BYTES;
         let granted = match long && op.granted < op.len {
-            true => grant_one(link, chan, channel, &mut op, sequence, hands),
+            true => grant_one(link, chan, &mut op, sequence, hands),
             false => Ok(Granting::Complete),
         };
         let conditional = op.conditional;
@@ -329,12 +323,11 @@ enum Granting {
 fn grant_one(
     link: &mut Link,
     chan: &mut Chan,
-    channel: u8,
     op: &mut RecvOp,
     sequence: u32,
     hands: &mut Hands<'_>,
 ) -> Result<Granting, Trouble> {
-    let rail = usize::from(link.lanes[link.long_lane(channel)].rail);
+    let rail = usize::from(link.lanes[link.long_lane(chan.number)].rail);
     if op.way == Way::Open {
         op.way = way(op);
     }
@@ -379,7 +372,12 @@ fn grant_one(
     let local = Link::local_of(block, own(at), Grant::BYTES);
     // SAFETY: these bytes are overwritten only when the previous grant in this place has been answered.
     unsafe {
-        link.lanes[0].write(remote(chan.remote, at), Some(local), Some(Note::Grant.encode(channel)), None)?
+        link.lanes[0].write(
+            remote(chan.remote, at),
+            Some(local),
+            Some(Note::Grant.encode(chan.number)),
+            None,
+        )?
     };
     chan.grants_sent = chan.grants_sent.wrapping_add(1);
     op.granted += len;
@@ -396,16 +394,16 @@ fn way(op: &RecvOp) -> Way {
 
 /// Sends the peer the pending notes: the count of freed slots, once half of them have been freed since the last note;
 /// the refusal of a message.
-pub(super) fn tell(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
+pub(super) fn tell(link: &mut Link, chan: &mut Chan) -> Result<bool, Trouble> {
     if let Some(sequence) = chan.refuse.take_if(|_| link.lanes[0].has_room()) {
         let to = link.nowhere();
         // SAFETY: the write involves no memory.
-        unsafe { link.lanes[0].write(to, None, Some(Note::Refused(sequence).encode(channel)), None)? };
+        unsafe { link.lanes[0].write(to, None, Some(Note::Refused(sequence).encode(chan.number)), None)? };
     }
     if chan.freed.wrapping_sub(chan.freed_told) < SLOTS / 2 || !chan.opened || !link.lanes[0].has_room() {
         return Ok(false);
     }
-    let note = Note::Freed(chan.freed as u16).encode(channel);
+    let note = Note::Freed(chan.freed as u16).encode(chan.number);
     let to = link.nowhere();
     // SAFETY: the write involves no memory.
     unsafe { link.lanes[0].write(to, None, Some(note), None)? };

@@ -31,12 +31,7 @@ const PATIENCE_LOOKS: u32 = 32;
 const BOUNCE_CHUNKS: u8 = 4;
 
 /// Tells the peer, once, where a channel's block is.
-pub(super) fn open(
-    link: &mut Link,
-    chan: &mut Chan,
-    channel: u8,
-    hands: &mut Hands<'_>,
-) -> Result<bool, Trouble> {
+pub(super) fn open(link: &mut Link, chan: &mut Chan, hands: &mut Hands<'_>) -> Result<bool, Trouble> {
     if chan.opened || !link.lanes[0].has_room() {
         return Ok(false);
     }
@@ -44,16 +39,21 @@ pub(super) fn open(
         let rail = &hands.rails[usize::from(link.lanes[0].rail)];
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         chan.block = Some(small::allocate(&rail.domain, hands.registrations, BLOCK_BYTES, access)?);
-        link.make_room(channel)?;
+        link.make_room(chan.number)?;
     }
     let Some(block) = &mut chan.block else { return Ok(false) };
     let place = block.region().remote(0);
     block.write(own_place(), &Place { address: place.address, key: place.key }.encode());
     let local = Link::local_of(block, own_place(), Place::BYTES);
-    let to = link.remote_entry(channel);
+    let to = link.remote_entry(chan.number);
     // SAFETY: this part of the block is written once; the block outlives the lane.
     unsafe {
-        link.lanes[0].write(to, Some(local), Some(Note::Open.encode(channel)), Some(Settled::default()))?
+        link.lanes[0].write(
+            to,
+            Some(local),
+            Some(Note::Open.encode(chan.number)),
+            Some(Settled::default()),
+        )?
     };
     chan.opened = true;
     Ok(true)
@@ -68,13 +68,7 @@ fn can_send_slot(link: &Link, chan: &Chan) -> bool {
 }
 
 /// Sends a slot: a header of this `kind`, and with it the message unless it is a notice.
-fn send_slot(
-    link: &mut Link,
-    chan: &mut Chan,
-    channel: u8,
-    kind: Kind,
-    op: &mut SendOp,
-) -> Result<(), Trouble> {
+fn send_slot(link: &mut Link, chan: &mut Chan, kind: Kind, op: &mut SendOp) -> Result<(), Trouble> {
     let at = slot_at(chan.slots_sent);
     let header = Header {
         sequence: chan.send_sequence,
@@ -92,7 +86,7 @@ fn send_slot(
     let local = Link::local_of(block, own(at), Header::BYTES + len);
     let to = remote(chan.remote, at);
     // SAFETY: these bytes are overwritten only after the peer has freed the slot.
-    unsafe { link.lanes[0].write(to, Some(local), Some(Note::Slot.encode(channel)), None)? };
+    unsafe { link.lanes[0].write(to, Some(local), Some(Note::Slot.encode(chan.number)), None)? };
     chan.slots_sent = chan.slots_sent.wrapping_add(1);
     chan.freed_told = chan.freed;
     Ok(())
@@ -122,14 +116,13 @@ pub(super) fn remote(place: Option<Place>, at: usize) -> Remote {
 pub(super) fn send_now(
     link: &mut Link,
     chan: &mut Chan,
-    channel: u8,
     op: &mut SendOp,
     hands: &mut Hands<'_>,
 ) -> Result<Posted, Trouble> {
     if op.len > EAGER_BYTES || !chan.sends.is_empty() || !can_send_slot(link, chan) {
         return Ok(Posted::Pending);
     }
-    send_slot(link, chan, channel, Kind::Message, op)?;
+    send_slot(link, chan, Kind::Message, op)?;
     hands.counters.short_messages += 1;
     chan.send_sequence = chan.send_sequence.wrapping_add(1);
     Ok(Posted::Done)
@@ -139,18 +132,17 @@ pub(super) fn send_now(
 pub(super) fn pump(
     link: &mut Link,
     chan: &mut Chan,
-    channel: u8,
     sleeping: bool,
     hands: &mut Hands<'_>,
 ) -> Result<bool, Trouble> {
     let mut moved = false;
     loop {
-        moved |= return_unused(link, chan, channel)?;
+        moved |= return_unused(link, chan)?;
         let Some(mut op) = chan.sends.pop_front() else { return Ok(moved) };
         let step = if op.len <= EAGER_BYTES {
-            send_short(link, chan, channel, &mut op, hands)
+            send_short(link, chan, &mut op, hands)
         } else {
-            send_long(link, chan, channel, &mut op, sleeping, hands)
+            send_long(link, chan, &mut op, sleeping, hands)
         };
         match step {
             Err(trouble) => {
@@ -161,7 +153,7 @@ pub(super) fn pump(
             }
             Ok(Step::Over) => {
                 if let Some((held, ..)) = op.held.take() {
-                    let rail = link.lanes[link.long_lane(channel)].rail;
+                    let rail = link.lanes[link.long_lane(chan.number)].rail;
                     hands.registrations[usize::from(rail)].release(held);
                 }
                 chan.send_sequence = chan.send_sequence.wrapping_add(1);
@@ -186,14 +178,13 @@ enum Step {
 fn send_short(
     link: &mut Link,
     chan: &mut Chan,
-    channel: u8,
     op: &mut SendOp,
     hands: &mut Hands<'_>,
 ) -> Result<Step, Trouble> {
     if !can_send_slot(link, chan) {
         return Ok(Step::Blocked { moved: false });
     }
-    send_slot(link, chan, channel, Kind::Message, op)?;
+    send_slot(link, chan, Kind::Message, op)?;
     hands.counters.short_messages += 1;
     hands.events.push(Event::Done(op.token));
     Ok(Step::Over)
@@ -202,7 +193,6 @@ fn send_short(
 fn send_long(
     link: &mut Link,
     chan: &mut Chan,
-    channel: u8,
     op: &mut SendOp,
     sleeping: bool,
     hands: &mut Hands<'_>,
@@ -222,7 +212,7 @@ fn send_long(
                 && (sleeping || op.stalled > PATIENCE_LOOKS)
                 && can_send_slot(link, chan)
             {
-                send_slot(link, chan, channel, Kind::Notice, op)?;
+                send_slot(link, chan, Kind::Notice, op)?;
                 hands.counters.notices += 1;
                 op.noticed = true;
                 moved = true;
@@ -236,14 +226,14 @@ fn send_long(
                 if !can_send_slot(link, chan) {
                     return Ok(Step::Blocked { moved });
                 }
-                send_slot(link, chan, channel, Kind::Notice, op)?;
+                send_slot(link, chan, Kind::Notice, op)?;
                 hands.counters.notices += 1;
                 op.noticed = true;
             }
-            if !return_first(link, chan, channel)? {
+            if !return_first(link, chan)? {
                 return Ok(Step::Blocked { moved });
             }
-            return_unused(link, chan, channel)?;
+            return_unused(link, chan)?;
             moved = true;
             continue;
         }
@@ -253,7 +243,7 @@ fn send_long(
                 if !can_send_slot(link, chan) {
                     return Ok(Step::Blocked { moved });
                 }
-                send_slot(link, chan, channel, Kind::Notice, op)?;
+                send_slot(link, chan, Kind::Notice, op)?;
             }
             hands.events.push(Event::Done(op.token));
             return Ok(Step::Over);
@@ -261,7 +251,7 @@ fn send_long(
         if grant.len - chan.grant_written as u64 > (op.len - op.written) as u64 {
             return Err(Trouble::Corrupt("it granted more than the length of the message"));
         }
-        if !send_request(link, chan, channel, op, &grant, hands)? {
+        if !send_request(link, chan, op, &grant, hands)? {
             return Ok(Step::Blocked { moved });
         }
         moved = true;
@@ -276,12 +266,11 @@ fn send_long(
 fn send_request(
     link: &mut Link,
     chan: &mut Chan,
-    channel: u8,
     op: &mut SendOp,
     grant: &Grant,
     hands: &mut Hands<'_>,
 ) -> Result<bool, Trouble> {
-    let number = link.long_lane(channel);
+    let number = link.long_lane(chan.number);
     let lane = &mut link.lanes[number];
     if !lane.has_room() || lane.bytes_under_way >= hands.options.in_flight_bytes {
         return Ok(false);
@@ -326,7 +315,7 @@ fn send_request(
     let full = chan.grant_written + bytes == grant.len as usize;
     let last = op.written + bytes == op.len;
     settled.token = last.then_some(op.token);
-    let note = full.then(|| Note::Filled.encode(channel));
+    let note = full.then(|| Note::Filled.encode(chan.number));
     // SAFETY: the caller's memory stays valid until the token completes, which `settled` reports; a piece of the
     // bounce buffer stays unused until it is settled. Both outlive the lane: see `progress`.
     unsafe { link.lanes[number].write(to, Some(local), note, Some(settled))? };
@@ -367,11 +356,11 @@ fn hold(op: &mut SendOp, ptr: *mut u8, len: usize, rail: usize, hands: &mut Hand
 
 /// Returns grants for messages that have gone another way, and the grants that are void with them. Each is answered,
 /// so both ends keep the same counts.
-fn return_unused(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
+fn return_unused(link: &mut Link, chan: &mut Chan) -> Result<bool, Trouble> {
     let mut moved = false;
     while let Some(grant) = chan.grants.front() {
         let behind = (grant.sequence.wrapping_sub(chan.send_sequence) as i32) < 0;
-        if !(behind || chan.is_void(grant)) || !return_first(link, chan, channel)? {
+        if !(behind || chan.is_void(grant)) || !return_first(link, chan)? {
             break;
         }
         moved = true;
@@ -380,12 +369,12 @@ fn return_unused(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, 
 }
 
 /// Returns the first grant unused. Returns `false` if there is no room for that now.
-fn return_first(link: &mut Link, chan: &mut Chan, channel: u8) -> Result<bool, Trouble> {
-    let number = link.long_lane(channel);
+fn return_first(link: &mut Link, chan: &mut Chan) -> Result<bool, Trouble> {
+    let number = link.long_lane(chan.number);
     if !link.lanes[number].has_room() {
         return Ok(false);
     }
-    let note = Some(Note::Returned.encode(channel));
+    let note = Some(Note::Returned.encode(chan.number));
     let to = link.nowhere();
     // SAFETY: the write involves no memory.
     unsafe { link.lanes[number].write(to, None, note, Some(Settled::default()))? };

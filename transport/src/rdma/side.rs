@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::NAME;
 use super::hello::{HELLO_BYTES, Hello};
 use crate::arm::{Armed, ParkBy};
-use crate::endpoint::{Channel, Endpoint, Event, Piece, Posted, Sink, Token};
+use crate::endpoint::{Channel, Endpoint, Event, OnMisfit, Piece, Posted, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::tcp::{TcpEndpoint, TcpOptions};
 
@@ -73,7 +73,8 @@ impl Side {
         let token = Token(u64::from(peer) << 1 | 1);
         // SAFETY: piece and memory are boxes of `mail`, which is kept until after the endpoint is dropped; nobody
         // else accesses them before the token completes.
-        let posted = unsafe { self.tcp.post_recv(on(peer), TAG, Sink::Place(&*sink), token)? };
+        let posted =
+            unsafe { self.tcp.post_recv(on(peer), TAG, Sink::Place(&*sink), OnMisfit::Fail, token)? };
         if posted == Posted::Done {
             self.events.push(Event::Done(token));
         }

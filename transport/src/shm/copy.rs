@@ -1,9 +1,9 @@
 //! Copies that bypass the caches.
 
-/// Length in bytes from which messages go to their destination with streaming stores. Source and destination then
-/// fill a third-level cache of 32 MiB or more, and ordinary stores would first read every line of the destination. See
+/// Least memory that a message or a call touches on a host if its results are written with streaming stores, past the
+/// caches. It fills a third-level cache, and ordinary stores would first read every line of the destination. See
 /// docs/measurements.md, "Streaming stores".
-pub(crate) const STREAMING_BYTES: usize = 16 << 20;
+pub const STREAMING_BYTES: usize = 32 << 20;
 
 /// Copies `len` bytes with stores that go to memory without reading the lines first. As with ordinary stores, all
 /// bytes are visible to any thread that synchronises with this one afterwards.

@@ -41,7 +41,8 @@ use super::stage::Area;
 use super::tried::Route;
 use crate::arm::{Armed, ParkBy};
 use crate::endpoint::{
-    Caps, Channel, Consumer, Endpoint, Event, Fits, Packer, Piece, Posted, Reach, Short, Sink, Token,
+    Caps, Channel, Consumer, Endpoint, Event, Fits, OnMisfit, Packer, Piece, Posted, Reach, Short, Sink,
+    Token,
 };
 use crate::error::{Error, ErrorKind};
 use crate::stage::Stage;
@@ -358,10 +359,11 @@ impl Endpoint for ShmEndpoint {
         on: Channel,
         tag: u64,
         dst: Sink<'_>,
+        on_misfit: OnMisfit,
         token: Token,
     ) -> Result<Posted, Error> {
         // SAFETY: the caller's promise.
-        unsafe { self.hand_recv(on, tag, dst, token, false) }
+        unsafe { self.hand_recv(on, tag, dst, on_misfit, token) }
     }
 
     unsafe fn send_short(&mut self, on: Channel, tag: u64, src: Piece) -> bool {
@@ -388,10 +390,6 @@ impl Endpoint for ShmEndpoint {
         // SAFETY: the caller's promise.
         let consume = |from, len| unsafe { (consumer.call)(consumer.context, 0, from, len) };
         self.take_with(on, |lane| lane.take_whole(fits, consume))
-    }
-
-    fn can_pack(&self) -> bool {
-        true
     }
 
     unsafe fn post_send_packed(
@@ -426,25 +424,6 @@ impl Endpoint for ShmEndpoint {
     ) -> Result<Posted, Error> {
         // SAFETY: the caller's promise.
         unsafe { self.hand_get(on, from, dst, token) }
-    }
-
-    fn can_probe(&self) -> bool {
-        true
-    }
-
-    unsafe fn post_recv_if(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        dst: Sink<'_>,
-        token: Token,
-    ) -> Result<Posted, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.hand_recv(on, tag, dst, token, true) }
-    }
-
-    fn can_cancel_recvs(&self) -> bool {
-        true
     }
 
     fn cancel_recvs(&mut self, on: Channel, events: &mut Vec<Event>) -> bool {

@@ -446,7 +446,9 @@ fn caps(options: &ShmOptions, channels_max: u16, budget: &Budget) -> Caps {
         staging_per_channel: options.ring_bytes + super::options::CONTROL_BYTES,
         park_word: true,
         park_fd: true,
-        in_place: false,
+        can_probe: true,
+        can_cancel_recvs: true,
+        can_pack: true,
         stage: Some(stage::STAGE),
     }
 }

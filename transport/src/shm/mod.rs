@@ -93,7 +93,7 @@ pub use arena::EXCHANGE_MAX;
 pub use board::Board;
 pub use buffers::EXCHANGE_LONG;
 pub use copier::{Copier, Stores};
-pub use copy::copy_streaming;
+pub use copy::{STREAMING_BYTES, copy_streaming};
 pub use endpoint::ShmEndpoint;
 pub use exchange::{Exchange, Payload, Slot};
 pub(crate) use options::channels_max;

@@ -6,7 +6,7 @@ use super::peer::NO_LANE;
 use super::progress::received;
 use super::recv_lane::{RecvLane, Wanted};
 use super::tried::Route;
-use crate::endpoint::{Channel, Posted, Short, Sink, Token};
+use crate::endpoint::{Channel, OnMisfit, Posted, Short, Sink, Token};
 use crate::error::{Error, ErrorKind};
 
 impl ShmEndpoint {
@@ -68,8 +68,8 @@ impl ShmEndpoint {
         on: Channel,
         tag: u64,
         dst: Sink<'_>,
+        on_misfit: OnMisfit,
         token: Token,
-        conditional: bool,
     ) -> Result<Posted, Error> {
         let peer = self.peer_for_post(on)?;
         let expected = match dst {
@@ -77,7 +77,7 @@ impl ShmEndpoint {
             Sink::Consume { len, .. } => (len <= isize::MAX as usize).then_some(len),
         };
         let Some(len) = expected else { return Err(too_long(on.peer)) };
-        let wanted = Wanted { tag, len, conditional };
+        let wanted = Wanted { tag, len, conditional: on_misfit == OnMisfit::Return };
         self.check_can_receive(peer)?;
         let id = self.recv_lane(peer, on.index)?;
         let lane = &mut self.recv_lanes[id as usize];

@@ -394,7 +394,8 @@ unsafe fn take_next(
             // SAFETY: the arrival is readable for `len` bytes until it is released; the list has `expected` bytes,
             // which is `total`, and `received + len <= total`.
             Target::Place(cursor) => unsafe {
-                cursor.scatter(arrival.ptr, len, message.expected >= STREAMING_BYTES);
+                // A message touches its source and its destination.
+                cursor.scatter(arrival.ptr, len, 2 * message.expected >= STREAMING_BYTES);
             },
             // SAFETY: the caller's promise covers the context; the data is readable for the duration of the call.
             Target::Consume(consumer) => unsafe {

@@ -18,7 +18,9 @@ use std::cell::UnsafeCell;
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once};
+
+use crate::Unpoisoned;
 
 type Table = BTreeSet<RawFd>;
 
@@ -90,7 +92,7 @@ impl Drop for Entry {
 }
 
 fn table() -> MutexGuard<'static, Table> {
-    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+    TABLE.lock().unpoisoned()
 }
 
 /// Registers the handlers of `fork`, once.

@@ -26,7 +26,7 @@ use super::socket::{self, Stop, TcpInfo};
 use super::stripes::Path;
 use super::wire::{MESSAGE_MAX, key_of};
 use crate::arm::{Armed, ParkBy};
-use crate::endpoint::{Caps, Channel, Endpoint, Event, Paced, Piece, Posted, Reach, Sink, Token};
+use crate::endpoint::{Caps, Channel, Endpoint, Event, OnMisfit, Paced, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::pieces::{Eater, Pieces};
 
@@ -40,7 +40,6 @@ pub(super) const CALL_BYTES: usize = 1 << 20;
 /// One rank's end of the TCP transport.
 #[derive(Debug)]
 pub struct TcpEndpoint {
-    caps: Caps,
     pub(super) me: Identity,
     pub(super) options: TcpOptions,
     pub(super) host: Host,
@@ -124,7 +123,9 @@ const CAPS: Caps = Caps {
     staging_per_channel: 0,
     park_word: false,
     park_fd: true,
-    in_place: true,
+    can_probe: true,
+    can_cancel_recvs: true,
+    can_pack: false,
     stage: None,
 };
 
@@ -168,7 +169,6 @@ impl TcpEndpoint {
         let park = Park::new().map_err(system("creating an epoll descriptor"))?;
         let key = key_of(&options.cookie);
         Ok(Self {
-            caps: CAPS,
             me: Identity { rank, world_size, instance, key },
             resends: Resends::of(&options),
             options,
@@ -273,8 +273,8 @@ impl TcpEndpoint {
         on: Channel,
         tag: u64,
         dst: Sink<'_>,
+        on_misfit: OnMisfit,
         token: Token,
-        conditional: bool,
     ) -> Result<Posted, Error> {
         let number = self.link(on)?;
         let (landing, len) = match dst {
@@ -289,7 +289,13 @@ impl TcpEndpoint {
         let len = len.ok_or_else(|| too_long(on.peer))?;
         let inbound = &mut self.links[number as usize].inbound;
         inbound.probed = false;
-        inbound.queue.push_back(Recv { token, tag, len, landing, conditional });
+        inbound.queue.push_back(Recv {
+            token,
+            tag,
+            len,
+            landing,
+            conditional: on_misfit == OnMisfit::Return,
+        });
         self.enlist(number);
         Ok(Posted::Pending)
     }
@@ -315,7 +321,7 @@ impl TcpEndpoint {
 
 impl Endpoint for TcpEndpoint {
     fn caps(&self) -> &Caps {
-        &self.caps
+        &CAPS
     }
 
     fn address(&self) -> &[u8] {
@@ -412,29 +418,11 @@ impl Endpoint for TcpEndpoint {
         on: Channel,
         tag: u64,
         dst: Sink<'_>,
+        on_misfit: OnMisfit,
         token: Token,
     ) -> Result<Posted, Error> {
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_recv(on, tag, dst, token, false) }
-    }
-
-    fn can_probe(&self) -> bool {
-        true
-    }
-
-    unsafe fn post_recv_if(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        dst: Sink<'_>,
-        token: Token,
-    ) -> Result<Posted, Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue_recv(on, tag, dst, token, true) }
-    }
-
-    fn can_cancel_recvs(&self) -> bool {
-        true
+        unsafe { self.enqueue_recv(on, tag, dst, on_misfit, token) }
     }
 
     fn cancel_recvs(&mut self, on: Channel, events: &mut Vec<Event>) -> bool {

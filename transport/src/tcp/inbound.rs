@@ -35,6 +35,9 @@ use crate::pieces::{Cursor, Eater, Pieces};
 pub(super) mod fuzz;
 mod parts;
 
+use parts::Striped;
+mod stash;
+
 /// Destination of a message.
 #[derive(Debug)]
 pub(super) enum Landing {
@@ -87,14 +90,9 @@ pub(super) struct Inbound {
     sequence: u32,
     /// Whether the header of the next message is wanted although no receive is posted.
     pub(super) probed: bool,
-    /// Whether the front header belongs to a message that waits for a receive.
-    held: bool,
-    /// Number of bytes of a mismatched payload that are still to be dropped.
-    skip: u64,
-    /// The striped message whose parts are being received.
-    striped: Option<Striped>,
-    /// Ranges of its bytes that have arrived or are arriving, as begin and end, in ascending order and merged where
-    /// they touch.
+    front: Front,
+    /// Ranges of the bytes of a striped message that have arrived or are arriving, as begin and end, in ascending order
+    /// and merged where they touch.
     runs: Vec<(usize, usize)>,
     /// The header of the message behind it, if that header came first.
     ahead: Option<[u8; HEADER_BYTES]>,
@@ -103,18 +101,21 @@ pub(super) struct Inbound {
     /// Bytes that were read too far, and the index of the first one that is not taken yet.
     stash: Vec<u8>,
     stash_start: usize,
-    /// The defect that made the stream permanently unreadable.
-    corrupt: Option<&'static str>,
 }
 
-/// State of a striped message.
+/// Progress of the front of the stream.
 #[derive(Clone, Copy, Debug)]
-struct Striped {
-    sequence: u32,
-    len: usize,
-    got: usize,
-    /// Whether its payload is dropped, because it fits no receive.
-    is_dropped: bool,
+enum Front {
+    /// A message arrives: its header, then its payload.
+    Arriving,
+    /// The header has arrived, and its message waits for a receive.
+    Held,
+    /// So many bytes of a mismatched payload, at least one, are still to be dropped.
+    Dropped(u64),
+    /// Parts of a striped message arrive.
+    Striped(Striped),
+    /// The stream is permanently unreadable, for this defect.
+    Corrupt(&'static str),
 }
 
 impl Default for Inbound {
@@ -129,15 +130,12 @@ impl Default for Inbound {
             grain_bytes: 0,
             sequence: 0,
             probed: false,
-            held: false,
-            skip: 0,
-            striped: None,
+            front: Front::Arriving,
             runs: Vec::new(),
             ahead: None,
             expects_parts: false,
             stash: Vec::new(),
             stash_start: 0,
-            corrupt: None,
         }
     }
 }
@@ -157,48 +155,65 @@ impl Inbound {
     ) -> (usize, Halt) {
         let mut total = 0;
         loop {
-            if let Some(what) = self.corrupt {
+            if let Front::Corrupt(what) = self.front {
                 return (total, Halt::Corrupt(what));
             }
             if self.queue.is_empty() && !self.probed {
                 return (total, Halt::Idle);
             }
-            if self.striped.is_some() {
+            if matches!(self.front, Front::Striped(_)) {
                 return (total, Halt::Parts);
             }
             if total >= budget {
                 return (total, Halt::Budget);
             }
-            let (moved, wanted) = if self.held {
-                // A receive was posted for the message since its header came, or it is probed for again.
-                self.held = false;
-                self.corrupt = self.settle(on, events).err();
-                (0, 0)
-            } else if self.has_stash() {
-                let moved = self.unstash(work);
-                self.corrupt = self.settle(on, events).err();
-                (moved, moved)
-            } else if self.skip > 0 {
-                match self.drop_payload(socket, work) {
-                    Ok(moved) => moved,
-                    Err(stop) => return (total, stop.into()),
-                }
-            } else {
-                self.ask(work, budget - total);
-                let wanted = work.io.bytes();
-                match socket::recv(socket, &mut work.io) {
-                    Ok(moved) => {
-                        self.corrupt = self.account(moved, on, work, events).err();
-                        (moved, wanted)
+            match self.take_in(socket, on, work, budget - total, events) {
+                Ok((moved, wanted)) => {
+                    total += moved;
+                    let goes_on = exhaust || matches!(self.front, Front::Corrupt(_)) || self.has_stash();
+                    if moved < wanted && !goes_on {
+                        return (total, Halt::Blocked);
                     }
-                    Err(stop) => return (total, stop.into()),
                 }
-            };
-            total += moved;
-            if moved < wanted && !exhaust && self.corrupt.is_none() && !self.has_stash() {
-                return (total, Halt::Blocked);
+                Err(stop) => return (total, stop.into()),
             }
         }
+    }
+
+    /// Takes in some bytes, from the stash or the socket; returns how many, and how many it asked for.
+    fn take_in(
+        &mut self,
+        socket: &Socket,
+        on: Channel,
+        work: &mut Workspace,
+        budget: usize,
+        events: &mut Vec<Event>,
+    ) -> Result<(usize, usize), Stop> {
+        let (moved, wanted, settled) = match self.front {
+            // A receive was posted for the message since its header came, or it is probed for again.
+            Front::Held => {
+                self.front = Front::Arriving;
+                (0, 0, self.settle(on, events))
+            }
+            _ if self.has_stash() => {
+                let moved = self.unstash(work);
+                (moved, moved, self.settle(on, events))
+            }
+            Front::Dropped(left) => {
+                let (moved, wanted) = self.drop_payload(left, socket, work)?;
+                (moved, wanted, Ok(()))
+            }
+            _ => {
+                self.ask(work, budget);
+                let wanted = work.io.bytes();
+                let moved = socket::recv(socket, &mut work.io)?;
+                (moved, wanted, self.account(moved, on, work, events))
+            }
+        };
+        if let Err(what) = settled {
+            self.front = Front::Corrupt(what);
+        }
+        Ok((moved, wanted))
     }
 
     /// Returns all receives, unless the first is not conditional or has a message, whose header is then complete. Returns
@@ -222,11 +237,7 @@ impl Inbound {
 
     /// Returns whether there is something to do without the socket.
     pub(super) fn is_ready(&self) -> bool {
-        self.held || self.has_stash()
-    }
-
-    fn has_stash(&self) -> bool {
-        self.stash_start < self.stash.len()
+        matches!(self.front, Front::Held) || self.has_stash()
     }
 
     /// Describes where in the stream its end cut the messages off, for error texts.
@@ -397,75 +408,9 @@ impl Inbound {
         Ok(())
     }
 
-    /// Collects `left` bytes that were put behind a mismatched header, the `at`th of this call.
-    fn stash_rest(&mut self, at: usize, mut left: usize, work: &mut Workspace) {
-        self.stash.clear();
-        self.stash_start = 0;
-        for (behind, recv) in self.queue.iter().enumerate() {
-            if left == 0 {
-                return;
-            }
-            if behind > 0 {
-                let bytes = left.min(HEADER_BYTES);
-                self.stash.extend_from_slice(&work.headers[at + behind][..bytes]);
-                left -= bytes;
-            }
-            let bytes = left.min(recv.len);
-            match &recv.landing {
-                Landing::Place(pieces) => pieces.copy_out(Cursor::default(), bytes, &mut self.stash),
-                Landing::Eat(_) => self.stash.extend_from_slice(&work.scratch()[..bytes]),
-            }
-            left -= bytes;
-        }
-    }
-
-    /// Takes bytes from the stash; returns how many.
-    fn unstash(&mut self, work: &mut Workspace) -> usize {
-        let there = self.stash.len() - self.stash_start;
-        let start = self.stash_start;
-        let bytes;
-        if self.skip > 0 {
-            bytes = usize::try_from(self.skip).unwrap_or(usize::MAX).min(there);
-            self.skip -= bytes as u64;
-        } else if self.header_bytes < HEADER_BYTES {
-            bytes = there.min(HEADER_BYTES - self.header_bytes);
-            self.header[self.header_bytes..][..bytes].copy_from_slice(&self.stash[start..start + bytes]);
-            self.header_bytes += bytes;
-        } else {
-            let Some(front) = self.queue.front() else { return 0 };
-            let left = front.len - self.payload_bytes;
-            match &front.landing {
-                Landing::Place(pieces) => {
-                    bytes = there.min(left);
-                    pieces.fill(&mut self.cursor, &self.stash[start..start + bytes]);
-                    self.payload_bytes += bytes;
-                }
-                Landing::Eat(_) => {
-                    bytes = there.min(left).min(SCRATCH_BYTES - self.grain_bytes);
-                    let scratch = work.scratch();
-                    scratch[..self.grain_bytes].copy_from_slice(&self.grain[..self.grain_bytes]);
-                    scratch[self.grain_bytes..][..bytes].copy_from_slice(&self.stash[start..start + bytes]);
-                    self.eat(bytes, work);
-                }
-            }
-        }
-        self.leave_stash(bytes);
-        bytes
-    }
-
-    /// Marks bytes of the stash as taken.
-    fn leave_stash(&mut self, bytes: usize) {
-        self.stash_start += bytes;
-        if !self.has_stash() {
-            // The stash may be large, and is rarely needed again.
-            self.stash = Vec::new();
-            self.stash_start = 0;
-        }
-    }
-
     /// Checks the front message after bytes came from the stash, then completes or holds it.
     fn settle(&mut self, on: Channel, events: &mut Vec<Event>) -> Result<(), &'static str> {
-        if self.skip > 0 || self.header_bytes < HEADER_BYTES {
+        if matches!(self.front, Front::Dropped(_)) || self.header_bytes < HEADER_BYTES {
             return Ok(());
         }
         if self.queue.is_empty() {
@@ -491,13 +436,23 @@ impl Inbound {
     }
 
     /// Reads and drops bytes of a mismatched payload; returns how many, and how many it asked for.
-    fn drop_payload(&mut self, socket: &Socket, work: &mut Workspace) -> Result<(usize, usize), Stop> {
-        let wanted = usize::try_from(self.skip).unwrap_or(usize::MAX).min(SCRATCH_BYTES);
+    fn drop_payload(
+        &mut self,
+        left: u64,
+        socket: &Socket,
+        work: &mut Workspace,
+    ) -> Result<(usize, usize), Stop> {
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(SCRATCH_BYTES);
         work.io.clear();
         work.ask_scratch(0, wanted);
         let moved = socket::recv(socket, &mut work.io)?;
-        self.skip -= moved as u64;
+        self.drop_next(left - moved as u64);
         Ok((moved, wanted))
+    }
+
+    /// Drops the next bytes, if there are any.
+    fn drop_next(&mut self, bytes: u64) {
+        self.front = if bytes > 0 { Front::Dropped(bytes) } else { Front::Arriving };
     }
 
     /// Returns the front header, which must be complete.
@@ -528,7 +483,7 @@ impl Inbound {
 
     /// Holds the front message for the next receive.
     fn hold(&mut self, header: Header, on: Channel, events: &mut Vec<Event>) {
-        (self.held, self.probed) = (true, false);
+        (self.front, self.probed) = (Front::Held, false);
         events.push(Event::Waiting(Envelope { on, tag: header.tag, len: header.len }));
     }
 
@@ -548,7 +503,7 @@ impl Inbound {
         if header.striped {
             self.begin_parts(header, true);
         } else {
-            self.skip = header.len;
+            self.drop_next(header.len);
         }
         self.next();
     }

@@ -322,7 +322,7 @@ mod tests {
     use super::super::TcpOptions;
     use super::super::tests::{introduce, until};
     use super::*;
-    use crate::endpoint::{Channel, Endpoint, Event, Piece, Sink, Token};
+    use crate::endpoint::{Channel, Endpoint, Event, OnMisfit, Piece, Sink, Token};
 
     fn pace(connections: usize, hosts: usize, senders: u32, rate: f64) -> u32 {
         Load { connections, hosts, senders }.pace(rate)
@@ -395,7 +395,7 @@ mod tests {
             // SAFETY: as above.
             let posted = unsafe {
                 let on = Channel { peer: 0, index };
-                ends[peer as usize].post_recv(on, 1, Sink::Place(to), Token(1))
+                ends[peer as usize].post_recv(on, 1, Sink::Place(to), OnMisfit::Fail, Token(1))
             };
             let _ = posted.unwrap();
         }

@@ -9,7 +9,7 @@ use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -17,6 +17,7 @@ use socket2::Socket;
 
 use super::socket;
 use super::wire::{Answer, HELLO_BYTES, Hello, NotHello, PROTOCOL, Verdict, is_proven, key_of};
+use crate::Unpoisoned;
 use crate::proof::Key;
 use crate::sys::descriptors;
 use crate::sys::unshared::Unshared;
@@ -196,13 +197,13 @@ impl Port {
     }
 
     fn lodgers(&self) -> MutexGuard<'_, Lodgers> {
-        self.lodgers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lodgers.lock().unpoisoned()
     }
 }
 
 impl Mailbox {
     fn put(&self, mail: Mail) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).put(mail);
+        self.waiting.lock().unpoisoned().put(mail);
         self.ring();
     }
 
@@ -254,7 +255,7 @@ impl Lodging {
         }
         // Epoll reports edges: a ring after this read is a new event.
         let _ = rustix::io::read(&self.mailbox.bell, &mut [0; 8]);
-        std::mem::take(&mut *self.mailbox.waiting.lock().unwrap_or_else(PoisonError::into_inner)).all
+        std::mem::take(&mut *self.mailbox.waiting.lock().unpoisoned()).all
     }
 
     /// Returns the time since which connections have waited without a descriptor, and the error.

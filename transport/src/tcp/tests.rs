@@ -10,7 +10,7 @@ use super::wire::{
     ANSWER_BYTES, Answer, HEADER_BYTES, HELLO_BYTES, Header, Hello, PROTOCOL, Verdict, key_of,
 };
 use super::{TcpEndpoint, TcpOptions};
-use crate::endpoint::{Channel, Endpoint, Event, Piece, Posted, Sink, Token};
+use crate::endpoint::{Channel, Endpoint, Event, OnMisfit, Piece, Posted, Sink, Token};
 use crate::error::{Error, ErrorKind};
 use crate::proof::Key;
 
@@ -60,7 +60,7 @@ pub(super) fn deliver(ends: &mut [TcpEndpoint], from: usize, to: usize, index: u
         let on = Channel { peer: to as u32, index };
         open += u32::from(ends[from].post_send(on, 1, &src, Token(1)).unwrap() == Posted::Pending);
         let on = Channel { peer: from as u32, index };
-        let _ = ends[to].post_recv(on, 1, Sink::Place(&dst), Token(2)).unwrap();
+        let _ = ends[to].post_recv(on, 1, Sink::Place(&dst), OnMisfit::Fail, Token(2)).unwrap();
     }
     let mut events = Vec::new();
     until("a message", || {
@@ -81,7 +81,7 @@ pub(super) fn error_of_recv(end: &mut TcpEndpoint, others: &mut [TcpEndpoint], o
     let mut byte = 0u8;
     let pieces = [Piece { ptr: &raw mut byte, len: 1 }];
     // SAFETY: the byte lives until the token has failed.
-    let posted = unsafe { end.post_recv(on, 0, Sink::Place(&pieces), Token(9)) };
+    let posted = unsafe { end.post_recv(on, 0, Sink::Place(&pieces), OnMisfit::Fail, Token(9)) };
     if let Err(error) = posted {
         return error;
     }
@@ -304,7 +304,9 @@ fn jobs_do_not_mix() {
     let mut byte = 0u8;
     let pieces = [Piece { ptr: &raw mut byte, len: 1 }];
     // SAFETY: the byte outlives the endpoint's polls.
-    let _ = unsafe { acceptor.post_recv(Channel { peer: 0, index: 0 }, 0, Sink::Place(&pieces), Token(1)) };
+    let _ = unsafe {
+        acceptor.post_recv(Channel { peer: 0, index: 0 }, 0, Sink::Place(&pieces), OnMisfit::Fail, Token(1))
+    };
     let error = error_of_recv(dialer, std::slice::from_mut(acceptor), Channel { peer: 1, index: 0 });
     assert_eq!(error.kind, ErrorKind::PeerLost);
     assert!(error.detail.contains("another job"), "{error}");
@@ -422,7 +424,9 @@ fn what_was_sent_is_read_after_the_sender_left() {
         for (i, piece) in dst.iter().enumerate() {
             let on = Channel { peer: peers.1, index: 0 };
             // SAFETY: targets and pieces live until all have completed.
-            let _ = unsafe { receiver.post_recv(on, i as u64, Sink::Place(piece), Token(i as u64)).unwrap() };
+            let _ = unsafe {
+                receiver.post_recv(on, i as u64, Sink::Place(piece), OnMisfit::Fail, Token(i as u64)).unwrap()
+            };
         }
         let mut events = Vec::new();
         until("what was sent", || {
@@ -467,7 +471,9 @@ fn leaving_with_unread_input_loses_nothing() {
         let dst = [Piece { ptr: target.as_mut_ptr(), len: LEN }];
         // SAFETY: `target` lives until the receive is done, below.
         let _ = unsafe {
-            reader.post_recv(Channel { peer: 1, index: 0 }, 0, Sink::Place(&dst), Token(2)).unwrap()
+            reader
+                .post_recv(Channel { peer: 1, index: 0 }, 0, Sink::Place(&dst), OnMisfit::Fail, Token(2))
+                .unwrap()
         };
         let mut events = Vec::new();
         until("the message", || {
@@ -515,7 +521,9 @@ fn input_that_comes_while_a_rank_leaves_loses_nothing() {
         let dst = [Piece { ptr: target.as_mut_ptr(), len: LEN }];
         // SAFETY: `target` lives until the receive is done, below.
         let _ = unsafe {
-            reader.post_recv(Channel { peer: 1, index: 0 }, 0, Sink::Place(&dst), Token(2)).unwrap()
+            reader
+                .post_recv(Channel { peer: 1, index: 0 }, 0, Sink::Place(&dst), OnMisfit::Fail, Token(2))
+                .unwrap()
         };
         until("the message", || {
             reader.poll(&mut events);

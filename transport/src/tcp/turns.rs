@@ -193,7 +193,7 @@ mod tests {
 
     use super::super::{TcpEndpoint, TcpOptions};
     use super::*;
-    use crate::endpoint::{Endpoint, Piece, Posted, Sink, Token};
+    use crate::endpoint::{Endpoint, OnMisfit, Piece, Posted, Sink, Token};
 
     const CHANNELS: u16 = 100;
 
@@ -223,7 +223,13 @@ mod tests {
                     if at == from {
                         ends[at].post_send(on, 1, &sources[usize::from(index)], Token(1))
                     } else {
-                        ends[at].post_recv(on, 1, Sink::Place(&targets[usize::from(index)]), Token(2))
+                        ends[at].post_recv(
+                            on,
+                            1,
+                            Sink::Place(&targets[usize::from(index)]),
+                            OnMisfit::Fail,
+                            Token(2),
+                        )
                     }
                 };
                 open += u32::from(posted.unwrap() == Posted::Pending);

@@ -2,7 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+use kolo_transport::Unpoisoned;
 
 use crate::args::put;
 use crate::constants::{KEYVAL_INVALID, SUCCESS};
@@ -137,7 +139,7 @@ fn keyval(number: c_int, of: Kind) -> Outcome<Arc<Keyval>> {
 
 impl Attributes {
     fn list(&self) -> MutexGuard<'_, Vec<Attribute>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unpoisoned()
     }
 
     fn get(&self, number: c_int) -> Option<usize> {

@@ -1,7 +1,9 @@
 //! Buffers for buffered sends. The library copies messages to its own memory; an attached buffer limits how much it may use.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use kolo_transport::Unpoisoned;
 
 use crate::args::put;
 use crate::comm;
@@ -30,7 +32,7 @@ static OF_PROCESS: Buffers = Buffers(Mutex::new(State { attached: None, pending:
 
 impl Buffers {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unpoisoned()
     }
 
     fn is_attached(&self) -> bool {

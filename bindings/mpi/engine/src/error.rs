@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use kolo_transport::Unpoisoned;
 
 use crate::comm::Comm;
 use crate::constants::{ERR_LASTCODE, MAX_ERROR_STRING};
@@ -189,7 +191,7 @@ struct Added {
 static TABLE: Mutex<Option<Table>> = Mutex::new(None);
 
 fn table<T>(with: impl FnOnce(&mut Table) -> T) -> T {
-    let mut guard = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut guard = TABLE.lock().unpoisoned();
     with(guard.get_or_insert_with(|| Table { last: ERR_LASTCODE, ..Table::default() }))
 }
 

@@ -2,7 +2,9 @@
 
 use std::ffi::c_int;
 use std::ops::Deref;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
+
+use kolo_transport::Unpoisoned;
 
 /// A division of the lower bits of a handle.
 struct Form {
@@ -106,7 +108,7 @@ impl<T: Clone> Table<T> {
     /// # Panics
     /// If there is no handle for another object. The front ends make that an error of the call.
     pub fn insert(&self, object: T) -> c_int {
-        let mut places = self.places.write().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.write().unpoisoned();
         let at = places.free.pop().unwrap_or_else(|| {
             // Ages begin at 1, so that no handle equals that of a predefined object of the MPICH ABI.
             let at = places.all.len() as u32;
@@ -131,14 +133,14 @@ impl<T: Clone> Table<T> {
     /// Returns the object of a handle.
     pub fn get(&self, handle: c_int) -> Option<T> {
         let (at, age) = self.split(handle)?;
-        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let places = self.places.read().unpoisoned();
         let place = places.all.get(at).filter(|place| place.age == age)?;
         place.object.clone()
     }
 
     /// Calls `each` for several handles with their objects.
     pub fn get_all<R>(&self, handles: &[c_int], each: impl Fn(c_int, Option<T>) -> R) -> Vec<R> {
-        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let places = self.places.read().unpoisoned();
         let object = |handle: c_int| {
             let (at, age) = self.split(handle)?;
             places.all.get(at).filter(|place| place.age == age)?.object.clone()
@@ -148,7 +150,7 @@ impl<T: Clone> Table<T> {
 
     /// Removes several objects.
     pub fn remove_all(&self, handles: &[c_int]) {
-        let mut places = self.places.write().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.write().unpoisoned();
         let removed: Vec<Option<T>> = handles.iter().map(|handle| self.take(&mut places, *handle)).collect();
         // Dropping the values may call this table again, so the lock is released first.
         drop(places);
@@ -166,12 +168,12 @@ impl<T: Clone> Table<T> {
 
     /// Removes an object.
     pub fn remove(&self, handle: c_int) -> Option<T> {
-        self.take(&mut self.places.write().unwrap_or_else(PoisonError::into_inner), handle)
+        self.take(&mut self.places.write().unpoisoned(), handle)
     }
 
     /// Returns all objects.
     pub fn all(&self) -> Vec<T> {
-        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let places = self.places.read().unpoisoned();
         places.all.iter().filter_map(|place| place.object.clone()).collect()
     }
 }

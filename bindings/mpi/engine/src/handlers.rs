@@ -1,7 +1,9 @@
 //! Error handlers.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use kolo_transport::Unpoisoned;
 
 use crate::args::{put, put_text, text};
 use crate::constants::*;
@@ -80,13 +82,13 @@ static OF_FILES: Mutex<Handler> = Mutex::new(Handler::Return);
 /// Sets the handler of an object. The old one is dropped after the lock, since its destructor, a function of the program, may ask for
 /// the object's handler.
 pub(crate) fn replace(place: &Mutex<Handler>, handler: Handler) {
-    let old = std::mem::replace(&mut *place.lock().unwrap_or_else(PoisonError::into_inner), handler);
+    let old = std::mem::replace(&mut *place.lock().unpoisoned(), handler);
     drop(old);
 }
 
 /// Returns the initial handler of files.
 pub(crate) fn of_files() -> Handler {
-    OF_FILES.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    OF_FILES.lock().unpoisoned().clone()
 }
 
 pub(crate) fn given(handle: c_int) -> Outcome<Handler> {
@@ -108,7 +110,7 @@ fn handle_of(handler: &Handler) -> c_int {
         Handler::Abort => ERRORS_ABORT,
         Handler::Return => ERRORS_RETURN,
         Handler::User(user) => {
-            let mut handle = user.handle.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut handle = user.handle.lock().unpoisoned();
             if handle.1 == 0 {
                 handle.0 = HANDLERS.insert(Arc::clone(user));
             }
@@ -315,7 +317,7 @@ pub unsafe fn errhandler_free(handler: *mut c_int) -> Outcome {
     // SAFETY: the caller's promise; the front end has checked that it is not null.
     unsafe {
         if let Handler::User(user) = given(*handler)? {
-            let mut handle = user.handle.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut handle = user.handle.lock().unpoisoned();
             handle.1 -= 1;
             if handle.1 == 0 {
                 HANDLERS.remove(*handler);

@@ -1,7 +1,9 @@
 //! Info objects: keys and values, in the order in which they were set.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use kolo_transport::Unpoisoned;
 
 use crate::args::{put, put_text, text};
 use crate::constants::{INFO_ENV, INFO_NULL, MAX_INFO_KEY, MAX_INFO_VAL};
@@ -21,7 +23,7 @@ fn lookup(handle: c_int) -> Outcome<Arc<Mutex<Pairs>>> {
 }
 
 fn lock(pairs: &Mutex<Pairs>) -> MutexGuard<'_, Pairs> {
-    pairs.lock().unwrap_or_else(PoisonError::into_inner)
+    pairs.lock().unpoisoned()
 }
 
 /// Returns the entries of an info object; none for the null object.

@@ -6,7 +6,9 @@
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+use kolo_transport::Unpoisoned;
 
 use crate::args::{count, put, slice};
 use crate::collective::schedule::{Memory, Schedule, Started};
@@ -108,7 +110,7 @@ struct Arriving {
 
 impl Receive {
     fn cut(&self) -> MutexGuard<'_, Arriving> {
-        self.cut.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cut.lock().unpoisoned()
     }
 
     fn failure(&self) -> Option<Fail> {
@@ -189,7 +191,7 @@ impl Setup {
 
 impl Partitioned {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     fn failure(&self) -> Option<Fail> {

@@ -1,7 +1,9 @@
 //! Sessions: MPI without `MPI_Init`. They have the standard's two process sets: all processes, and this one.
 
 use std::ffi::{c_char, c_int};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use kolo_transport::Unpoisoned;
 
 use crate::args::{put, put_text, text};
 use crate::bsend::Buffers;
@@ -31,7 +33,7 @@ impl Session {
     /// Returns the error handler.
     #[must_use]
     pub fn handler(&self) -> Handler {
-        self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.handler.lock().unpoisoned().clone()
     }
 
     pub(crate) fn set_handler(&self, handler: Handler) {

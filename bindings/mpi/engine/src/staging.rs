@@ -3,7 +3,9 @@
 //! The allocator returns long blocks to the system, and the kernel clears every page of the next one: a collective of some MiB would take
 //! several times as long.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use kolo_transport::Unpoisoned;
 
 /// The shortest block that is kept; the allocator keeps shorter ones itself.
 const KEPT_MIN_BYTES: usize = 32 << 10;
@@ -61,14 +63,14 @@ impl Drop for Staging {
 
 /// Takes the smallest kept block that is long enough.
 fn take(len: usize) -> Option<Vec<u8>> {
-    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut free = FREE.lock().unpoisoned();
     let fits = free.iter().enumerate().filter(|(_, block)| block.capacity() >= len);
     let (at, _) = fits.min_by_key(|(_, block)| block.capacity())?;
     Some(free.swap_remove(at))
 }
 
 fn give(block: Vec<u8>) {
-    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut free = FREE.lock().unpoisoned();
     let mut kept: usize = free.iter().map(Vec::capacity).sum();
     if block.capacity() > KEPT_MAX_BYTES {
         return;

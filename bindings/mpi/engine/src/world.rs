@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use kolo::internal::wait::Policy;
 use kolo::{Communicator, Config};
+use kolo_transport::Unpoisoned;
 
 use crate::args::{put, put_text};
 use crate::collective::schedule::{self, Schedule};
@@ -76,7 +77,7 @@ fn join() -> Outcome<Option<Communicator>> {
 }
 
 fn sessions() -> std::sync::MutexGuard<'static, usize> {
-    OPEN_SESSIONS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    OPEN_SESSIONS.lock().unpoisoned()
 }
 
 /// Carries out `MPI_Init`.
@@ -154,7 +155,7 @@ fn part() {
     net::close();
     comm::forget_all();
     if let Some(world) = WORLD.get() {
-        world.kolo.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        world.kolo.lock().unpoisoned().take();
     }
 }
 
@@ -250,7 +251,7 @@ pub fn policy() -> Policy {
 }
 
 fn kolo() -> Option<Arc<Communicator>> {
-    WORLD.get()?.kolo.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    WORLD.get()?.kolo.lock().unpoisoned().clone()
 }
 
 /// Returns the Kolo communicator of all live ranks.
@@ -261,17 +262,14 @@ pub(crate) fn joined() -> Option<Arc<Communicator>> {
 /// Returns the world ranks of the members of [`joined`], in its order.
 pub(crate) fn alive() -> Arc<[u32]> {
     let world = WORLD.get();
-    world.map_or_else(
-        || world_members(1),
-        |world| Arc::clone(&world.alive.lock().unwrap_or_else(std::sync::PoisonError::into_inner)),
-    )
+    world.map_or_else(|| world_members(1), |world| Arc::clone(&world.alive.lock().unpoisoned()))
 }
 
 /// Makes the ranks that a shrink has kept the job from now on.
 pub(crate) fn go_on_with(kolo: Arc<Communicator>, ranks: Arc<[u32]>) {
     let Some(world) = WORLD.get() else { return };
-    *world.alive.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = ranks;
-    *world.kolo.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(kolo);
+    *world.alive.lock().unpoisoned() = ranks;
+    *world.kolo.lock().unpoisoned() = Some(kolo);
 }
 
 /// Returns Kolo's settings, one per line.

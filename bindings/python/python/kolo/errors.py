@@ -13,7 +13,7 @@ class Error(RuntimeError):
     Attributes:
         rank: The rank that raises, in the communicator concerned; ``None`` where there is no communicator yet.
         operation: The call, such as ``"all_reduce(1024 x f32, sum)"``; ``None`` or empty outside operations.
-        sequence: Number of the operation in its communicator, from 1; ``None`` or 0 outside operations.
+        sequence: Number of the operation in its communicator, from 1; ``None`` outside operations.
         peer: The rank that the error is about: it made another call, is lost, or is waited for; ``None`` if there is none.
         code: The stable code at the end of the text, such as ``"K0401"``; ``kolo explain-error K0401`` explains it.
     """

@@ -10,7 +10,7 @@ use super::{CHUNK_BYTES, Hash, Part, Shared, State, describe, digest};
 use crate::api::{Communicator, Survivors};
 use crate::config::check_unicode;
 use crate::control::{Fetcher, Invitation, Job, News, Requests, Snapshot};
-use crate::error::{Error, ErrorContext, JoinFailure, NEWCOMER, Result};
+use crate::error::{Error, ErrorContext, JoinFailure, Result};
 use crate::job::deadline_after;
 use crate::join::{JoinSpec, process_environment};
 
@@ -205,5 +205,5 @@ impl Fetch<'_> {
 }
 
 fn usage(problem: String) -> Error {
-    Error::Usage { context: ErrorContext::unnumbered(NEWCOMER, "fetch"), problem }
+    Error::Usage { context: ErrorContext::unnumbered(None, "fetch"), problem }
 }

@@ -39,7 +39,7 @@ use sha2::{Digest, Sha256};
 use super::Communicator;
 use crate::communicator;
 use crate::control::{Hash, SnapshotServer};
-use crate::error::{Error, NEWCOMER, Result};
+use crate::error::{Error, Result};
 use crate::job::Cookie;
 use crate::types::{Element, ReduceOp, bytes_of_mut};
 use schedule::{Delivery, batches, deliveries, hasher};
@@ -112,7 +112,7 @@ impl State {
     /// State of a program that begins: of step 0, or of nothing on a newcomer.
     #[must_use]
     pub fn of(comm: &Communicator) -> Self {
-        let is_newcomer = comm.ranks_before()[comm.rank() as usize] == NEWCOMER;
+        let is_newcomer = comm.ranks_before()[comm.rank() as usize].is_none();
         if is_newcomer { Self::new() } else { Self::at(0) }
     }
 

@@ -3,10 +3,10 @@
 use bytes::Bytes;
 
 use super::CoordinatorState;
-use crate::control::coordinator_exchange::Delivery;
+use crate::control::coordinator_gathers::Delivery;
 use crate::control::forwarding::{self, InFlight};
 use crate::control::ranks;
-use crate::control::wire::{ExchangeKey, FromCoordinator, PREFIX_BYTES, encode};
+use crate::control::wire::{FromCoordinator, GatherKey, PREFIX_BYTES, encode};
 
 impl CoordinatorState {
     pub(super) fn deliver(&mut self, deliveries: Vec<Delivery>) {
@@ -20,8 +20,8 @@ impl CoordinatorState {
         }
     }
 
-    /// Sends the welcome, or the blobs of an exchange, to these ranks, or has them pass it on to each other.
-    pub(super) fn send_to_all_of(&mut self, key: Option<ExchangeKey>, ranks: Vec<u32>, frame: Bytes) {
+    /// Sends the welcome, or the blobs of an all-gather, to these ranks, or has them pass it on to each other.
+    pub(super) fn send_to_all_of(&mut self, key: Option<GatherKey>, ranks: Vec<u32>, frame: Bytes) {
         if !self.settings.forwards || !forwarding::is_worthwhile(frame.len(), ranks.len()) {
             return ranks.into_iter().for_each(|rank| self.send_frame(rank, frame.clone()));
         }
@@ -55,7 +55,7 @@ impl CoordinatorState {
         self.in_flight = all;
     }
 
-    /// Sends all messages directly to ranks that may still lack them, for when the coordinator closes: an exchange that is
+    /// Sends all messages directly to ranks that may still lack them, for when the coordinator closes: an all-gather that is
     /// complete must not fail on some ranks.
     pub(super) fn send_all_directly(&mut self) {
         for in_flight in std::mem::take(&mut self.in_flight) {

@@ -4,12 +4,12 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use kolo_membership::Decision;
-use kolo_transport::Unshared;
 use kolo_transport::tcp::{HELLO_MAGIC_BYTES, HELLO_START_BYTES, Port, RelayCall};
+use kolo_transport::{Unpoisoned, Unshared};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -177,7 +177,7 @@ pub(super) struct Shortage(Mutex<Option<Instant>>);
 impl Shortage {
     fn note(&self, error: &io::Error) {
         if is_shortage(error) {
-            let last = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(Instant::now());
+            let last = self.0.lock().unpoisoned().replace(Instant::now());
             if last.is_none() {
                 tracing::warn!(%error, "could not connect to another member; raise this rank's limit on open \
                                         files (ulimit -n)");
@@ -196,7 +196,7 @@ impl Shortage {
     /// Whether the process has lacked descriptors since the given time, or has none now. In the latter case it cannot
     /// connect either.
     pub(super) fn was_since(&self, since: Instant) -> bool {
-        let noted = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = *self.0.lock().unpoisoned();
         noted.is_some_and(|noted| noted >= since)
             || std::fs::File::open("/dev/null").is_err_and(|e| is_shortage(&e))
     }

@@ -1,8 +1,9 @@
 //! Listeners of threads, for other threads of the same process.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
+use kolo_transport::Unpoisoned;
 use tokio::io::DuplexStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -21,7 +22,7 @@ type Listeners = HashMap<u64, mpsc::UnboundedSender<DuplexStream>>;
 static LISTENERS: LazyLock<Mutex<Listeners>> = LazyLock::new(Mutex::default);
 
 fn listeners() -> MutexGuard<'static, Listeners> {
-    LISTENERS.lock().unwrap_or_else(PoisonError::into_inner)
+    LISTENERS.lock().unpoisoned()
 }
 
 /// Opens the listener with this number. Incoming connections come out of the result.

@@ -7,8 +7,9 @@
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
+use kolo_transport::Unpoisoned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -89,7 +90,7 @@ impl Served {
     }
 
     fn heard(&self) -> MutexGuard<'_, Instant> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+        self.heard.lock().unpoisoned()
     }
 }
 
@@ -128,7 +129,7 @@ impl SnapshotServer {
     /// Ends the visits of those that fetch too old a copy. The words of a newcomer do not show that it will ever have
     /// fetched all of its copy.
     fn keep(&self, newest: &Arc<Served>) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.kept.lock().unpoisoned();
         kept.retain(|copy| copy.strong_count() > 0);
         kept.push(Arc::downgrade(newest));
         let old = kept.len().saturating_sub(MAX_COPIES);

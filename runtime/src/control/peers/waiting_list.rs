@@ -7,10 +7,11 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kolo_transport::Unpoisoned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncWriteExt, BufReader, ReadHalf};
 use tokio::sync::mpsc;
@@ -175,7 +176,7 @@ impl WaitingList {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     pub(crate) const fn group(&self) -> GroupId {

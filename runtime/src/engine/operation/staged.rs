@@ -13,12 +13,13 @@ use std::cell::RefCell;
 
 use kolo_collectives::plan::{Blocks, Collective, Placement, Space};
 use kolo_collectives::stage::{Members, Payload};
+use kolo_transport::shm::STREAMING_BYTES;
 use kolo_transport::{Awaited, Error, ErrorKind, Needs, Piece, Stage, StageMismatch};
 
 use super::super::links::Links;
 use super::super::memory::{Binding, Buffers};
 use super::super::{GROUPS, STAGE_SEGMENTS};
-use crate::reduce::{Combine, Folding, STREAMING_BYTES};
+use crate::reduce::{Combine, Folding};
 
 const PAGE: usize = 4096;
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kolo_collectives::plan::{Action, Blocks, Channel as PlanChannel, Space, Step, StepRef};
 use kolo_collectives::stage::Members;
-use kolo_transport::{Channel, Consumer, Error, ErrorKind, Piece, Posted, Sink, Token};
+use kolo_transport::{Channel, Consumer, Error, ErrorKind, OnMisfit, Piece, Posted, Sink, Token};
 
 use super::super::copies::CopyQueues;
 use super::super::links::Links;
@@ -217,7 +217,7 @@ impl At<'_> {
         let (channel, token) = (self.channel(from), self.token(Kind::Recv));
         let sink = Sink::Place(&self.instance.pieces[dst]);
         // SAFETY: as for sends; nothing else touches the destination (proved by the checker).
-        Ok(unsafe { self.links.post_recv(channel, self.tag, sink, token) }?.into())
+        Ok(unsafe { self.links.post_recv(channel, self.tag, sink, OnMisfit::Fail, token) }?.into())
     }
 
     fn recv_reduce(&mut self, from: PlanChannel, with: Blocks, dst: Blocks) -> Result<Stood, Error> {
@@ -235,7 +235,10 @@ impl At<'_> {
         reducer.start(self.reducing.0, self.binding.element_bytes, with, dst);
         let consumer = Consumer { call: Reducer::consume, context: context.cast() };
         // SAFETY: rules 1 and 2, and `start`.
-        Ok(unsafe { self.links.post_recv(channel, self.tag, Sink::Consume { len, consumer }, token) }?.into())
+        Ok(unsafe {
+            self.links.post_recv(channel, self.tag, Sink::Consume { len, consumer }, OnMisfit::Fail, token)
+        }?
+        .into())
     }
 
     fn copy(&mut self, src: Blocks, dst: Blocks) -> Result<Stood, Error> {

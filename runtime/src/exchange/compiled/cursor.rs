@@ -6,10 +6,7 @@ use kolo_transport::shm::{EXCHANGE_LONG, copy_streaming};
 use super::places::InPlace;
 use super::two_shot::{Shots, one_shot_max};
 use crate::call::{Call, Counts};
-use crate::reduce::Combine;
-
-/// Alignment of the parts of a block: two cache lines, and a whole number of elements of any type.
-pub(super) const GRAIN: usize = 128;
+use crate::reduce::{Combine, GRAIN};
 
 /// Longest broadcast that is cut into short parts, in bytes.
 const PARTED_MAX: usize = 1 << 20;

@@ -1,12 +1,12 @@
 //! Decides which calls take the exchange, and which of them write past the caches.
 
 use kolo_collectives::plan::{Collective, Placement};
-use kolo_transport::shm::EXCHANGE_LONG;
+use kolo_transport::shm::{EXCHANGE_LONG, STREAMING_BYTES};
 
 use super::cursor::{ExchangeCursor, block, blocks};
 use super::{CompiledExchange, two_shot};
 use crate::call::{Call, Counts};
-use crate::reduce::{STREAMING_BYTES, combine_nothing};
+use crate::reduce::combine_nothing;
 
 /// Most bytes that a rank reads or writes on this path where buffers may be GPU memory. GPU buffers are copied here to
 /// and from the host as a whole, through as much pinned memory, whereas a plan copies them segment by segment. A rank

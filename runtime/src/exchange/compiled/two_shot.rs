@@ -22,10 +22,10 @@ use kolo_transport::Needs;
 use kolo_transport::shm::Slot;
 
 use super::CompiledExchange;
-use super::cursor::{ExchangeCursor, GRAIN, part_max};
+use super::cursor::{ExchangeCursor, part_max};
 use super::limits::MEMBERS_MAX;
 use crate::call::Call;
-use crate::reduce::scale;
+use crate::reduce::{GRAIN, scale};
 use crate::types::ReduceOp;
 
 /// Longest vector that every rank reduces as a whole, with more than two ranks that share processors.

@@ -9,9 +9,10 @@
 //! prefix makes necessary: the output of one rank may be binary data.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kolo_transport::Unpoisoned;
 use serde::{Deserialize, Serialize};
 
 /// Lines longer than this are written in pieces, so that a rank that prints no line ends cannot fill memory.
@@ -84,7 +85,7 @@ impl<W: Write + ?Sized> Stream<W> {
 
 /// Writes whole lines without lines of other threads in between.
 pub(super) fn write_whole(to: &Sink, lines: &[u8]) -> io::Result<()> {
-    let mut stream = to.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut stream = to.lock().unpoisoned();
     let mut bytes = stream.ended();
     bytes.extend_from_slice(lines);
     stream.to.write_all(&bytes).and_then(|()| stream.to.flush())
@@ -117,14 +118,14 @@ pub(super) struct Copied<'a> {
 
 impl Copied<'_> {
     fn put(&self, text: &[u8], piece: Piece) -> io::Result<()> {
-        let mut stream = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = self.to.lock().unpoisoned();
         let prefix = if piece == Piece::End { "" } else { self.prefix };
         stream.put(self.who, prefix, text, piece == Piece::Part)
     }
 
     /// Writes a line that has begun, unless another one is open. Returns whether it did.
     fn put_open(&self, text: &[u8]) -> io::Result<bool> {
-        let mut stream = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = self.to.lock().unpoisoned();
         let is_free = stream.is_free_for(self.who);
         if is_free {
             stream.put(self.who, self.prefix, text, true)?;
@@ -135,7 +136,7 @@ impl Copied<'_> {
     /// Writes the rest of this output. A line without an end gets one where people read it, or programs that expect
     /// prefixes.
     fn finish(&self, mut rest: Vec<u8>) -> io::Result<()> {
-        let mut stream = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = self.to.lock().unpoisoned();
         if rest.is_empty() && stream.open != Some(self.who) {
             return Ok(());
         }
@@ -150,7 +151,7 @@ impl Copied<'_> {
     /// without this process. Calls `lost` for a line that cannot be written for another reason.
     pub(super) fn copy(&self, mut from: impl Source, lost: impl Fn(&io::Error)) {
         let mut buffer = vec![0; READ_BYTES];
-        let destination = self.to.lock().unwrap_or_else(PoisonError::into_inner).destination;
+        let destination = self.to.lock().unpoisoned().destination;
         let mut lines = Lines::new(destination);
         // Returns whether somebody may still read the copies.
         let is_read = |written: io::Result<()>| match written {

@@ -2,6 +2,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::Unpoisoned;
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap_fixed, munmap};
 
 /// Maps memory, and touches it.
@@ -19,7 +20,7 @@ fn map(at: *mut u8, len: usize, flags: MapFlags) -> Result<*mut u8, rustix::io::
 /// child was forked.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    ALONE.lock().unpoisoned()
 }
 
 /// Runs a test in a child, which its alarm ends if it hangs. Returns whether the test passed.

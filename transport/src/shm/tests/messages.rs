@@ -267,8 +267,10 @@ fn consumers_get_whole_grains_in_order() {
         let consumer = Consumer { call: eat, context: (&raw mut eaten).cast() };
         let mut events = [Vec::new(), Vec::new()];
         // SAFETY: `eaten` lives until the message is complete.
-        let got = unsafe { b.post_recv(channel(0, 0), 7, Sink::Consume { len, consumer }, Token(2)) }
-            .expect("post");
+        let got = unsafe {
+            b.post_recv(channel(0, 0), 7, Sink::Consume { len, consumer }, OnMisfit::Fail, Token(2))
+        }
+        .expect("post");
         let sent = send(&mut a, channel(1, 0), 7, &from, 1).expect("post");
         pump(&mut [&mut a, &mut b], &mut events, |e| {
             (sent == Posted::Done || is_done(&e[0], 1)) && (got == Posted::Done || is_done(&e[1], 2))

@@ -13,7 +13,7 @@ mod sleep;
 use std::time::{Duration, Instant};
 
 use super::{ShmEndpoint, ShmOptions};
-use crate::endpoint::{Channel, Endpoint, Event, Piece, Posted, Reach, Sink, Token};
+use crate::endpoint::{Channel, Endpoint, Event, OnMisfit, Piece, Posted, Reach, Sink, Token};
 use crate::error::{Error, ErrorKind};
 
 /// Longest time that any wait in these tests may take; they share the machine with other processes.
@@ -122,7 +122,7 @@ fn receive(
     token: u64,
 ) -> Result<Posted, Error> {
     // SAFETY: as for `send`.
-    unsafe { endpoint.post_recv(on, tag, Sink::Place(dst), Token(token)) }
+    unsafe { endpoint.post_recv(on, tag, Sink::Place(dst), OnMisfit::Fail, Token(token)) }
 }
 
 /// Polls all endpoints in turn until `condition` holds for the events that they reported.

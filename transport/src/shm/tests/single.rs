@@ -187,7 +187,7 @@ fn a_message_taken_back_is_never_reported_whole() {
             Sink::Consume { len, consumer: Consumer { call: compare, context: (&raw mut eaten).cast() } }
         };
         // SAFETY: the pieces, the target and the consumer's vector live until the message is complete.
-        let got = unsafe { b.post_recv(channel(0, 0), 7, sink, Token(2)) }.expect("post");
+        let got = unsafe { b.post_recv(channel(0, 0), 7, sink, OnMisfit::Fail, Token(2)) }.expect("post");
         assert_eq!(got, Posted::Pending);
         let mut events = Vec::new();
         std::thread::scope(|scope| {
@@ -291,7 +291,7 @@ fn what_is_to_be_eaten_is_declined_and_keeps_its_order() {
         let consumer = Consumer { call: compare, context: std::ptr::from_mut(target).cast() };
         let sink = Sink::Consume { len: from[i as usize][0].len, consumer };
         // SAFETY: the targets live until the messages are complete.
-        let posted = unsafe { b.post_recv(channel(0, 0), i, sink, Token(i)) }.expect("post");
+        let posted = unsafe { b.post_recv(channel(0, 0), i, sink, OnMisfit::Fail, Token(i)) }.expect("post");
         left[1] += usize::from(posted == Posted::Pending);
     }
     pump(&mut [&mut a, &mut b], &mut events, |e| e[0].len() == left[0] && e[1].len() == left[1]);

@@ -160,7 +160,9 @@ fn room_is_told_although_the_next_receive_comes_back() {
     let (short, long, target) = (piece(&short), piece(&long), piece(&target));
     let tagged = |receiver: &mut ShmEndpoint, tag: u64, token: u64| {
         // SAFETY: the piece and its memory outlive both endpoints.
-        unsafe { receiver.post_recv_if(channel(0, 0), tag, Sink::Place(&target), Token(token)) }
+        unsafe {
+            receiver.post_recv(channel(0, 0), tag, Sink::Place(&target), OnMisfit::Return, Token(token))
+        }
     };
     // The link is made before the sender sleeps.
     let _ = send(&mut sender, channel(1, 0), 1, &short, 1).expect("post");

@@ -6,13 +6,23 @@ use super::super::link::{SCRATCH_BYTES, Workspace};
 use super::super::socket;
 use super::super::stripes::{Bundle, Incoming};
 use super::super::wire::{HEADER_BYTES, Header, Part};
-use super::{Halt, Inbound, Landing, Recv, Striped};
+use super::{Front, Halt, Inbound, Landing, Recv};
 use crate::endpoint::{Event, GRAIN_BYTES};
 use crate::pieces::Cursor;
 
 /// Maximum number of separate ranges of a message that have arrived. There are few: a strand has one part in flight,
 /// and parts are cut in order.
 const RUNS_MAX: usize = 1024;
+
+/// State of a striped message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Striped {
+    sequence: u32,
+    len: usize,
+    got: usize,
+    /// Whether its payload is dropped, because it fits no receive.
+    is_dropped: bool,
+}
 
 /// Progress of a strand.
 enum Step {
@@ -28,7 +38,7 @@ impl Inbound {
     pub(super) fn begin_parts(&mut self, header: Header, is_dropped: bool) {
         let Header { sequence, len, .. } = header;
         self.runs.clear();
-        self.striped = Some(Striped { sequence, len: len as usize, got: 0, is_dropped });
+        self.front = Front::Striped(Striped { sequence, len: len as usize, got: 0, is_dropped });
     }
 
     /// Receives parts of the striped message at the front, up to about `budget` bytes on each strand. [`Halt::Parts`]
@@ -81,16 +91,20 @@ impl Inbound {
 
     /// Returns the number of bytes of the front message that have arrived, also for a striped one.
     pub(super) fn received_bytes(&self) -> usize {
-        self.striped.map_or(self.payload_bytes, |striped| striped.got)
+        self.striped().map_or(self.payload_bytes, |striped| striped.got)
+    }
+
+    fn striped(&self) -> Option<&Striped> {
+        if let Front::Striped(striped) = &self.front { Some(striped) } else { None }
     }
 
     fn is_whole(&self) -> bool {
-        self.striped.is_some_and(|striped| striped.got == striped.len)
+        self.striped().is_some_and(|striped| striped.got == striped.len)
     }
 
     /// Continues with the data behind the message, whose header may have arrived.
     fn end_parts(&mut self, first: &mut Incoming, events: &mut Vec<Event>) {
-        let Some(striped) = self.striped.take() else { return };
+        let Front::Striped(striped) = self.front else { return };
         if !striped.is_dropped
             && let Some(front) = self.queue.pop_front()
         {
@@ -99,10 +113,11 @@ impl Inbound {
         }
         if let Some(header) = self.ahead.take() {
             // The next message waits like one that was held.
-            (self.header, self.header_bytes, self.held) = (header, HEADER_BYTES, true);
+            (self.header, self.header_bytes, self.front) = (header, HEADER_BYTES, Front::Held);
         } else {
             // Some bytes of the next header may have arrived.
             (self.header, self.header_bytes) = (first.header, std::mem::take(&mut first.header_bytes));
+            self.front = Front::Arriving;
         }
     }
 
@@ -142,7 +157,7 @@ impl Inbound {
 
     /// Checks the header of a strand, which is complete.
     fn take_header(&mut self, is_first: bool, strand: &mut Incoming) -> Result<Step, &'static str> {
-        let Some(striped) = self.striped.as_mut() else { return Ok(Step::Ahead) };
+        let Front::Striped(striped) = &self.front else { return Ok(Step::Ahead) };
         let Some(part) = Part::decode(&strand.header) else {
             if is_first && Header::decode(&strand.header).is_some() {
                 self.ahead = Some(strand.header);
@@ -185,7 +200,7 @@ impl Inbound {
         work: &mut Workspace,
         budget: usize,
     ) -> Result<Step, Halt> {
-        let is_dropped = self.striped.is_none_or(|striped| striped.is_dropped);
+        let is_dropped = self.striped().is_none_or(|striped| striped.is_dropped);
         let stashed = if is_first { self.stash.len() - self.stash_start } else { 0 };
         let front = self.queue.front().filter(|_| !is_dropped);
         let eaten = !matches!(front, Some(Recv { landing: Landing::Place(_), .. }));
@@ -224,7 +239,7 @@ impl Inbound {
             strand.grain_bytes = there - whole;
             strand.grain[..strand.grain_bytes].copy_from_slice(&scratch[whole..there]);
         }
-        if let Some(striped) = &mut self.striped {
+        if let Front::Striped(striped) = &mut self.front {
             striped.got += moved;
         }
         Ok(if moved < wanted { Step::Dry(moved) } else { Step::Moved(moved) })

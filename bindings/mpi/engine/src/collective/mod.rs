@@ -24,6 +24,7 @@ use crate::comm::Comm;
 use crate::constants::IN_PLACE;
 use crate::error::{Class, Fail, Outcome, fail};
 use crate::request::{self, Active};
+use kolo_transport::Unpoisoned;
 use schedule::{Memory, Started};
 
 /// The form of a call.
@@ -134,10 +135,10 @@ fn run_for(mut s: Schedule, all: Memory) -> Outcome<Vec<u8>> {
     let out = Arc::clone(&result);
     s.run(move || {
         // SAFETY: all messages have arrived, so nothing writes the bytes.
-        *out.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = unsafe { all.bytes() }.to_vec();
+        *out.lock().unpoisoned() = unsafe { all.bytes() }.to_vec();
         Ok(())
     });
     schedule::complete(s)?;
-    let all = std::mem::take(&mut *result.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+    let all = std::mem::take(&mut *result.lock().unpoisoned());
     Ok(all)
 }

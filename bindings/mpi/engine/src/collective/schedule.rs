@@ -7,7 +7,9 @@
 //! It sends an empty message to every other rank, so that those that wait for this rank end with an error too.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
+
+use kolo_transport::Unpoisoned;
 
 use crate::comm::Comm;
 use crate::error::{Class, Fail, Outcome, fail};
@@ -354,7 +356,7 @@ static ACTIVES: AtomicUsize = AtomicUsize::new(0);
 
 /// Changes the list of active schedules.
 fn change_active(change: impl FnOnce(&mut Vec<Arc<Started>>)) {
-    let mut active = ACTIVE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut active = ACTIVE.lock().unpoisoned();
     change(&mut active);
     ACTIVES.store(active.len(), Ordering::Release);
 }
@@ -377,29 +379,29 @@ impl Started {
 
     /// Starts the schedule again.
     pub fn restart(self: &Arc<Self>) {
-        let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut schedule = self.schedule.lock().unpoisoned();
         schedule.rewind();
         let outcome = schedule.advance();
         if outcome.is_none() {
             change_active(|active| active.push(Arc::clone(self)));
         }
-        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = outcome;
+        *self.done.lock().unpoisoned() = outcome;
     }
 
     /// Returns the outcome if the schedule has ended.
     #[must_use]
     pub fn outcome(&self) -> Option<Outcome> {
-        self.done.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.done.lock().unpoisoned().clone()
     }
 
     /// Ends the schedule, since a wait for it has failed. Returns its messages, which the caller must give up.
     pub fn give_up(self: &Arc<Self>, why: &Fail) -> Vec<Arc<Completion>> {
-        let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut schedule = self.schedule.lock().unpoisoned();
         if self.outcome().is_some() {
             return Vec::new();
         }
         change_active(|active| active.retain(|other| !Arc::ptr_eq(other, self)));
-        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = Some(Err(why.clone()));
+        *self.done.lock().unpoisoned() = Some(Err(why.clone()));
         schedule.take_messages()
     }
 
@@ -416,7 +418,7 @@ impl Started {
         }
         let Some(outcome) = schedule.advance() else { return false };
         change_active(|active| active.retain(|other| !Arc::ptr_eq(other, self)));
-        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        *self.done.lock().unpoisoned() = Some(outcome);
         true
     }
 }
@@ -435,7 +437,7 @@ fn advance_those(which: impl Fn(&Started) -> bool) -> bool {
     if ACTIVES.load(Ordering::Acquire) == 0 {
         return false;
     }
-    let all = ACTIVE.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let all = ACTIVE.lock().unpoisoned().clone();
     // Every schedule is advanced, not only those up to the first that ends.
     all.iter().filter(|started| which(started) && started.outcome().is_none() && started.advance()).count()
         > 0

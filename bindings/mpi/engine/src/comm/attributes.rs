@@ -1,8 +1,10 @@
 //! The attributes that the library sets on every communicator, and the hints of communicators.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, PoisonError};
+
+use kolo_transport::Unpoisoned;
 
 use super::Comm;
 use crate::constants::*;
@@ -31,10 +33,10 @@ pub(crate) fn predefined_attribute(_: &Arc<Comm>, keyval: c_int) -> Outcome<Opti
 
 impl Comm {
     pub(super) fn hints(&self) -> Pairs {
-        self.info.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.info.lock().unpoisoned().clone()
     }
 
     pub(super) fn set_hints(&self, new: Pairs) {
-        hints::merge(&mut self.info.lock().unwrap_or_else(PoisonError::into_inner), new);
+        hints::merge(&mut self.info.lock().unpoisoned(), new);
     }
 }

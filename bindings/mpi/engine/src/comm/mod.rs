@@ -6,9 +6,10 @@ mod survival;
 
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use kolo::Communicator;
+use kolo_transport::Unpoisoned;
 
 use crate::args::{put, put_text, text};
 use crate::attributes::Attributes;
@@ -127,7 +128,7 @@ pub(crate) fn predefine(rank: u32, size: u32, kolo: Option<Arc<Communicator>>) {
     let own = Comm::new(1, 0, Arc::from([rank]), None);
     for (comm, handle, name) in [(&world, COMM_WORLD, "MPI_COMM_WORLD"), (&own, COMM_SELF, "MPI_COMM_SELF")] {
         comm.handle.store(handle, Ordering::Relaxed);
-        name.clone_into(&mut comm.name.lock().unwrap_or_else(PoisonError::into_inner));
+        name.clone_into(&mut comm.name.lock().unpoisoned());
     }
     let _ = PREDEFINED.set([Arc::new(world), Arc::new(own)]);
 }
@@ -222,7 +223,7 @@ impl Comm {
     /// Returns the error handler.
     #[must_use]
     pub fn handler(&self) -> Handler {
-        self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.handler.lock().unpoisoned().clone()
     }
 
     /// Sets the error handler.
@@ -565,16 +566,13 @@ pub unsafe fn comm_get_parent(comm: *mut c_int) -> Outcome {
 pub unsafe fn comm_set_name(comm: c_int, name: *const c_char) -> Outcome {
     // SAFETY: the caller's promise.
     let name = unsafe { text(name) }?;
-    *lookup(comm)?.name.lock().unwrap_or_else(PoisonError::into_inner) = name;
+    *lookup(comm)?.name.lock().unpoisoned() = name;
     Ok(())
 }
 
 pub unsafe fn comm_get_name(comm: c_int, name: *mut c_char, length: *mut c_int) -> Outcome {
     let comm = if comm == COMM_NULL { None } else { Some(lookup(comm)?) };
-    let shown = comm.map_or_else(
-        || "MPI_COMM_NULL".to_owned(),
-        |comm| comm.name.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-    );
+    let shown = comm.map_or_else(|| "MPI_COMM_NULL".to_owned(), |comm| comm.name.lock().unpoisoned().clone());
     // SAFETY: by the standard, the program gives this much room.
     unsafe { put_text(&shown, name, MAX_OBJECT_NAME as usize, length) }
 }

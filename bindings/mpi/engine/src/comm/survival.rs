@@ -4,9 +4,10 @@
 //! a loss, and after a revoke, calls on every communicator fail until the survivors have shrunk one.
 
 use std::ffi::c_int;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use kolo::Communicator;
+use kolo_transport::Unpoisoned;
 
 use super::{Comm, intra};
 use crate::args::put;
@@ -66,7 +67,7 @@ pub unsafe fn comm_shrink(comm: c_int, new: *mut c_int) -> Outcome {
     };
     let _absent = net::Absence::begin();
     let next = Arc::new(kolo.shrink()?);
-    let ranks: Group = next.ranks_before().iter().map(|before| alive[*before as usize]).collect();
+    let ranks: Group = next.ranks_before().iter().flatten().map(|before| alive[*before as usize]).collect();
     let mut number = [if next.rank() == 0 { world::new_context()? } else { 0 }];
     next.broadcast(&mut number, 0)?;
     world::go_on_with(Arc::clone(&next), Arc::clone(&ranks));
@@ -109,7 +110,7 @@ pub unsafe fn comm_agree(comm: c_int, flag: *mut c_int) -> Outcome {
     }
     // SAFETY: as above.
     unsafe { put(flag, agreed)? };
-    let known = comm.acknowledged.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = comm.acknowledged.lock().unpoisoned();
     match others.iter().find(|rank| !known.contains(rank)) {
         Some(rank) => {
             fail(Class::ProcFailed, format!("rank {rank} of the world is lost, and not acknowledged"))
@@ -121,13 +122,13 @@ pub unsafe fn comm_agree(comm: c_int, flag: *mut c_int) -> Outcome {
 pub unsafe fn comm_failure_ack(comm: c_int) -> Outcome {
     let comm = intra(comm)?;
     let lost = failed(&comm)?;
-    *comm.acknowledged.lock().unwrap_or_else(PoisonError::into_inner) = lost;
+    *comm.acknowledged.lock().unpoisoned() = lost;
     Ok(())
 }
 
 pub unsafe fn comm_failure_get_acked(comm: c_int, into: *mut c_int) -> Outcome {
     let comm = intra(comm)?;
-    let known = comm.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let known = comm.acknowledged.lock().unpoisoned().clone();
     // SAFETY: the caller's promise.
     unsafe { put(into, if known.is_empty() { GROUP_EMPTY } else { group::register(known.into()) }) }
 }

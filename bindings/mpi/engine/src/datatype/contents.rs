@@ -1,7 +1,8 @@
 //! Queries about types: how they were made, and their names.
 
 use std::ffi::{c_char, c_int};
-use std::sync::PoisonError;
+
+use kolo_transport::Unpoisoned;
 
 use super::calls::handles;
 use super::lookup;
@@ -120,10 +121,7 @@ pub unsafe fn type_get_contents(
 
 pub unsafe fn type_get_name(handle: c_int, name: *mut c_char, length: *mut c_int) -> Outcome {
     let of = if handle == DATATYPE_NULL { None } else { Some(lookup(handle)?) };
-    let shown = of.map_or_else(
-        || "MPI_DATATYPE_NULL".to_owned(),
-        |of| of.name.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-    );
+    let shown = of.map_or_else(|| "MPI_DATATYPE_NULL".to_owned(), |of| of.name.lock().unpoisoned().clone());
     // SAFETY: the caller's promise.
     unsafe { put_text(&shown, name, MAX_OBJECT_NAME as usize, length) }
 }
@@ -131,6 +129,6 @@ pub unsafe fn type_get_name(handle: c_int, name: *mut c_char, length: *mut c_int
 pub unsafe fn type_set_name(handle: c_int, name: *const c_char) -> Outcome {
     // SAFETY: the caller's promise.
     let name = unsafe { text(name) }?;
-    *lookup(handle)?.name.lock().unwrap_or_else(PoisonError::into_inner) = name;
+    *lookup(handle)?.name.lock().unpoisoned() = name;
     Ok(())
 }

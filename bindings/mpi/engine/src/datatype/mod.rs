@@ -14,13 +14,14 @@ mod shape;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 pub use basic::{Basic, Domain, builtin};
 pub use calls::*;
 pub(crate) use construct::bytes_of;
 pub use contents::*;
 pub use external::*;
+use kolo_transport::Unpoisoned;
 pub use layout::{Part, Run};
 use loops::Body;
 pub(crate) use shape::Shape;
@@ -196,7 +197,7 @@ pub(crate) fn handle_of(of: &Arc<Type>) -> c_int {
         Some(handle) => handle,
         None if of.is_fortran() => {
             let key = (of.made.combiner, of.made.integers.clone());
-            let mut known = FORTRAN.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = FORTRAN.lock().unpoisoned();
             *known.entry(key).or_insert_with(|| register(Arc::clone(of)))
         }
         None => register(Arc::clone(of)),

@@ -13,7 +13,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 pub use calls::*;
 pub use transfer::*;
@@ -25,6 +25,7 @@ use crate::error::{Class, Fail, Outcome, fail};
 use crate::handle::Table;
 use crate::handlers::{self, Handler};
 use crate::info::Pairs;
+use kolo_transport::Unpoisoned;
 use shared::SharedPointer;
 use view::View;
 
@@ -78,7 +79,7 @@ pub fn lookup(handle: c_int) -> Outcome<Arc<File>> {
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
+    of.lock().unpoisoned()
 }
 
 /// Returns the standard's class of a system error.

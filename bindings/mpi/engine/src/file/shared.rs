@@ -4,7 +4,9 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use kolo_transport::Unpoisoned;
 
 /// The shared pointer, as one rank sees it.
 #[derive(Debug)]
@@ -33,7 +35,7 @@ impl SharedPointer {
     /// # Errors
     /// System errors.
     pub(crate) fn update(&self, change: impl FnOnce(i64) -> i64) -> io::Result<i64> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unpoisoned();
         let first = state.first;
         let file = match &state.file {
             Some(file) => file,
@@ -63,7 +65,7 @@ impl SharedPointer {
     /// # Errors
     /// System errors.
     pub(crate) fn reset(&self, clears: bool) -> io::Result<()> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).first = 0;
+        self.state.lock().unpoisoned().first = 0;
         if clears && self.path.exists() { self.update(|_| 0).map(drop) } else { Ok(()) }
     }
 

@@ -1,7 +1,9 @@
 //! Probes, and messages that matching probes take out of the queue.
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use kolo_transport::Unpoisoned;
 
 use super::{FROM_NOBODY, Peer, Place, finish, peer, tag};
 use crate::args::put;
@@ -177,7 +179,7 @@ impl Message {
         // SAFETY: the caller's promise; the front end has checked that the handle is not null.
         unsafe {
             let place = Place::on((&self.comm).into(), (buf.cast_const(), n, of), PROC_NULL, 0, true)?;
-            let claimed = self.claimed.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let claimed = self.claimed.lock().unpoisoned().take();
             let Some(claimed) = claimed else {
                 return fail(Class::Request, "the message has been received already");
             };

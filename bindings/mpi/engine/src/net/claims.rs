@@ -26,7 +26,8 @@ mod tests {
     use std::time::Instant;
 
     use kolo_transport::{
-        Armed, Caps, Channel, Endpoint, Envelope, Error, Event, ParkBy, Piece, Posted, Reach, Sink, Token,
+        Armed, Caps, Channel, Endpoint, Envelope, Error, Event, OnMisfit, ParkBy, Piece, Posted, Reach, Sink,
+        Token,
     };
 
     use super::super::wire::{HEADS, envelope};
@@ -57,7 +58,14 @@ mod tests {
             Ok(Posted::Pending)
         }
 
-        unsafe fn post_recv(&mut self, _: Channel, _: u64, _: Sink<'_>, _: Token) -> Result<Posted, Error> {
+        unsafe fn post_recv(
+            &mut self,
+            _: Channel,
+            _: u64,
+            _: Sink<'_>,
+            _: OnMisfit,
+            _: Token,
+        ) -> Result<Posted, Error> {
             Ok(Posted::Pending)
         }
 
@@ -90,7 +98,9 @@ mod tests {
             staging_per_channel: 0,
             park_word: false,
             park_fd: false,
-            in_place: false,
+            can_probe: false,
+            can_cancel_recvs: false,
+            can_pack: false,
             stage: None,
         };
         let mut net = Net::new(0, vec![Box::new(StandIn(caps))], vec![None, Some(0)]);

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kolo_transport::{Channel, Fits, Posted, Short, Token};
+use kolo_transport::{Channel, Fits, OnMisfit, Posted, Short, Token};
 
 use super::body::{Completion, Finished, Recv, Sink};
 use super::source::Source;
@@ -292,8 +292,9 @@ impl Net {
         slot.receive_to(Some(&sink), sink.room());
         let (on, token) = (Channel { peer: source, index: HEADS }, Token(at.into()));
         // SAFETY: as above; the program has lent the receive's memory until the call that waits returns.
-        let posted =
-            unsafe { self.ends[via].post_recv_if(on, envelope(WHOLE, context, tag), slot.place(), token) };
+        let posted = unsafe {
+            self.ends[via].post_recv(on, envelope(WHOLE, context, tag), slot.place(), OnMisfit::Return, token)
+        };
         self.settle(at, posted);
         at
     }

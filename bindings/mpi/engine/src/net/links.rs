@@ -1,12 +1,12 @@
 //! Connects the ranks for messages. They exchange addresses by collectives of the Kolo communicator that has joined them.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Instant;
 
 use kolo::internal::wait::yield_now;
 use kolo::{Communicator, TransportKind, Transports};
 use kolo_transport::shm::SingleCopy;
-use kolo_transport::{Endpoint, Options, Reach, ShmOptions};
+use kolo_transport::{Endpoint, Options, Reach, ShmOptions, Unpoisoned};
 
 use super::wire::SHORT_BYTES;
 use super::{NET, Net, rest, servant};
@@ -46,7 +46,7 @@ pub(crate) fn close() {
     servant::stop();
     let Some(net) = NET.get() else { return };
     loop {
-        let mut net = net.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut net = net.lock().unpoisoned();
         if !rest::anybody_sleeps() {
             return net.close();
         }

@@ -36,9 +36,9 @@ pub use wait::{
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use kolo_transport::{Endpoint, Event};
+use kolo_transport::{Endpoint, Event, Unpoisoned};
 
 use crate::error::{Class, Outcome, fail};
 use matching::Mailbox;
@@ -124,7 +124,7 @@ static NET: OnceLock<Mutex<Net>> = OnceLock::new();
 /// Before MPI is initialized.
 pub fn net() -> Outcome<MutexGuard<'static, Net>> {
     match NET.get() {
-        Some(net) => Ok(net.lock().unwrap_or_else(PoisonError::into_inner)),
+        Some(net) => Ok(net.lock().unpoisoned()),
         None => fail(Class::Other, "MPI is not initialized"),
     }
 }

@@ -6,12 +6,13 @@
 //! ring so that the sender can go on. If operations are pending, the servant starts at once; otherwise it starts when the collective has
 //! lasted for a while, so that short ones cost no wake-up.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use kolo::internal::wait::Pacer;
+use kolo_transport::Unpoisoned;
 
 use super::PENDING;
 use crate::world;
@@ -34,13 +35,13 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Starts the servant.
 pub(super) fn start() {
     let thread = Builder::new().name("kolo-mpi".to_owned()).spawn(run);
-    *SERVANT.lock().unwrap_or_else(PoisonError::into_inner) = thread.ok();
+    *SERVANT.lock().unpoisoned() = thread.ok();
 }
 
 /// Ends the servant.
 pub(crate) fn stop() {
     STOP.store(true, Ordering::Release);
-    let servant = SERVANT.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let servant = SERVANT.lock().unpoisoned().take();
     if let Some(servant) = servant {
         servant.thread().unpark();
         let _ = servant.join();
@@ -78,7 +79,7 @@ fn sleep_until_woken(limit: Duration) {
 }
 
 fn wake() {
-    if let Some(servant) = &*SERVANT.lock().unwrap_or_else(PoisonError::into_inner) {
+    if let Some(servant) = &*SERVANT.lock().unpoisoned() {
         servant.thread().unpark();
     }
 }

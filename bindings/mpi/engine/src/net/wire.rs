@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kolo_transport::{
-    Channel, Endpoint, Envelope, Error, ErrorKind, Event, Fits, Piece, Posted, Short, Sink as Place, Token,
+    Channel, Endpoint, Envelope, Error, ErrorKind, Event, Fits, OnMisfit, Piece, Posted, Short,
+    Sink as Place, Token,
 };
 
 use super::body::{Completion, Elements, Finished, Recv, Sink};
@@ -427,7 +428,7 @@ impl Net {
 
     /// Returns whether the transport packs messages to a peer.
     pub(super) fn packs(&self, to: u32) -> bool {
-        self.via[to as usize].is_none_or(|via| self.ends[via].can_pack())
+        self.via[to as usize].is_none_or(|via| self.ends[via].caps().can_pack)
     }
 
     pub(super) fn slot(&mut self, op: Op) -> u32 {
@@ -494,7 +495,7 @@ impl Net {
         slot.receive_to(sink, len);
         let (on, token) = (Channel { peer: from, index }, Token(at.into()));
         // SAFETY: as above; the piece is the slot's own memory, or the receive's, with room for `len` bytes.
-        let posted = unsafe { self.ends[via].post_recv(on, envelope, slot.place(), token) };
+        let posted = unsafe { self.ends[via].post_recv(on, envelope, slot.place(), OnMisfit::Fail, token) };
         self.settle(at, posted);
     }
 

@@ -4,7 +4,9 @@ mod many;
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use kolo_transport::Unpoisoned;
 
 pub use many::*;
 
@@ -244,7 +246,7 @@ impl Request {
 
 impl Persistent {
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unpoisoned()
     }
 }
 

@@ -1,7 +1,9 @@
 //! Operations that take up memory: messages that have not left yet, and answers that have not come.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use kolo_transport::Unpoisoned;
 
 use super::Operation;
 use super::handle_messages::forsake;
@@ -55,7 +57,7 @@ impl Backlog {
         if until.is_over() {
             return Ok(());
         }
-        let queues = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let queues = || self.0.lock().unpoisoned();
         queues().add(target, until, bytes);
         net::wait_until(|| queues().has_room()).inspect_err(forsake)
     }

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use kolo_transport::Unpoisoned;
 
 use super::locks::Wish;
 use super::wire::{Kind, Message};
@@ -21,7 +23,7 @@ static AWAITED: Mutex<Option<HashMap<u64, Arc<Operation>>>> = Mutex::new(None);
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 fn with<K, V, T>(map: &Mutex<Option<HashMap<K, V>>>, call: impl FnOnce(&mut HashMap<K, V>) -> T) -> T {
-    call(map.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(HashMap::new))
+    call(map.lock().unpoisoned().get_or_insert_with(HashMap::new))
 }
 
 pub(super) fn know(window: &Arc<Window>) {

@@ -2,7 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use kolo_transport::Unpoisoned;
 
 use super::backlog::Backlog;
 use super::epochs::Epochs;
@@ -250,13 +252,13 @@ pub unsafe fn win_attach(win: c_int, base: *mut c_void, size: i64) -> Outcome {
     if size < 0 {
         return fail(Class::Size, format!("the size is {size}"));
     }
-    window.attached.lock().unwrap_or_else(PoisonError::into_inner).push((base as usize, size as usize));
+    window.attached.lock().unpoisoned().push((base as usize, size as usize));
     Ok(())
 }
 
 pub unsafe fn win_detach(win: c_int, base: *const c_void) -> Outcome {
     let window = lookup(win)?;
-    let mut attached = window.attached.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut attached = window.attached.lock().unpoisoned();
     match attached.iter().position(|(at, _)| *at == base as usize) {
         Some(at) => {
             attached.remove(at);

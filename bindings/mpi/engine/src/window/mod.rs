@@ -16,7 +16,7 @@ mod wire;
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 pub use calls::*;
 pub use epochs::*;
@@ -34,6 +34,7 @@ use crate::info::Pairs;
 use crate::net::{self, Sink};
 use backlog::Backlog;
 use epochs::Epochs;
+use kolo_transport::Unpoisoned;
 use locks::Locks;
 use shared::Segment;
 
@@ -82,7 +83,7 @@ impl Window {
     /// Returns the error handler.
     #[must_use]
     pub fn handler(&self) -> Handler {
-        self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.handler.lock().unpoisoned().clone()
     }
 
     /// Sets the error handler.
@@ -91,11 +92,11 @@ impl Window {
     }
 
     fn epochs(&self) -> MutexGuard<'_, Epochs> {
-        self.epochs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.epochs.lock().unpoisoned()
     }
 
     fn locks(&self) -> MutexGuard<'_, Locks> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.locks.lock().unpoisoned()
     }
 
     /// Returns the number by which messages name the window; it is the same on all ranks.
@@ -111,7 +112,7 @@ impl Window {
     fn holds(&self, offset: i64, len: usize) -> bool {
         if self.flavor == WIN_FLAVOR_DYNAMIC {
             let (mut start, end) = (offset as usize, (offset as usize).saturating_add(len));
-            let attached = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
+            let attached = self.attached.lock().unpoisoned();
             // The memory may consist of pieces that were attached one by one.
             let next = |from: usize| attached.iter().find(|(at, size)| (*at..at + size).contains(&from));
             while start < end {
@@ -198,7 +199,7 @@ impl Operation {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unpoisoned()
     }
 
     /// Has the next synchronisation with a target report a failure.

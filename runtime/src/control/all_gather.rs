@@ -1,52 +1,77 @@
-//! A rank's side of an exchange of blobs.
+//! A rank's side of an all-gather.
 
 use std::collections::hash_map::Entry;
+use std::fmt;
 use std::time::{Duration, Instant};
 
+use serde::{Serialize, de::DeserializeOwned};
+
 use super::abort::{AbortKind, Loss};
-use super::member::{CoordinatorStanding, OpenExchange, Shared};
+use super::member::{CoordinatorStanding, OpenGather, Shared};
 use super::ranks;
-use super::wire::{ExchangeFailure, ExchangeKey, ToCoordinator};
-use crate::error::{AbortReason, AwaitedRank, Error, ErrorContext, LossCause, PeerState, Result};
+use super::wire::{GatherFailure, GatherKey, ToCoordinator, decode};
+use crate::error::{
+    AbortReason, AwaitedRank, Error, ErrorContext, JoinFailure, LossCause, PeerState, Result,
+};
 use crate::job::limits::{MAX_BLOB_BYTES, VERDICT_TIMEOUT};
 
-pub(crate) fn exchange(
+/// See [`Control::all_gather`](super::Control::all_gather).
+pub(crate) fn all_gather<T: Serialize + DeserializeOwned>(
     shared: &Shared,
-    key: ExchangeKey,
+    key: GatherKey,
+    members: &[u32],
+    value: &T,
+    deadline: Instant,
+) -> Result<Vec<T>> {
+    let unreadable = |problem: &dyn fmt::Display| Error::Join {
+        rank: Some(place(members, shared.rank)),
+        kind: JoinFailure::Version,
+        problem: format!("a rank's part of the {key} could not be read: {problem}"),
+        remedy: "Use the same version of Kolo on all ranks".to_owned(),
+    };
+    let blob = postcard::to_stdvec(value).map_err(|error| unreadable(&error))?;
+    let blobs = gather_blobs(shared, key, members, blob, deadline)?;
+    blobs.iter().map(|blob| decode(blob).map_err(|error| unreadable(&error))).collect()
+}
+
+/// Returns the position of a rank among the members.
+fn place(members: &[u32], rank: u32) -> u32 {
+    members.iter().position(|&member| member == rank).unwrap_or_default() as u32
+}
+
+fn gather_blobs(
+    shared: &Shared,
+    key: GatherKey,
     members: &[u32],
     blob: Vec<u8>,
     deadline: Instant,
 ) -> Result<Vec<Vec<u8>>> {
     let started = Instant::now();
-    let place = |rank: u32| members.iter().position(|&member| member == rank).unwrap_or_default() as u32;
-    let name = format!("exchange {} of communicator {:#x}", key.round, key.communicator);
-    let context = ErrorContext::unnumbered(place(shared.rank), name);
+    let place = |rank: u32| place(members, rank);
+    let context = ErrorContext::unnumbered(place(shared.rank), key.to_string());
     let usage = |problem: String| Error::Usage { context: context.clone(), problem };
     let late = |by: u32, missing: &[u32]| {
         let missing = missing.iter().map(|&rank| (rank, place(rank))).collect();
         timeout(&context, started, shared, place(by), missing)
     };
-    if blob.len() > MAX_BLOB_BYTES {
-        return Err(usage(format!("a blob of {} bytes; at most {MAX_BLOB_BYTES} are allowed", blob.len())));
-    }
-    if !members.contains(&shared.rank) {
-        return Err(usage(format!("rank {} is not among the members", shared.rank)));
+    if let Some(problem) = objection(blob.len(), members, shared.rank) {
+        return Err(usage(problem));
     }
     if members.len() == 1 {
         return Ok(vec![blob]);
     }
     let mut state = shared.lock();
-    let Entry::Vacant(vacant) = state.exchanges.entry(key) else {
-        return Err(usage("another thread of this rank is in the same exchange".into()));
+    let Entry::Vacant(vacant) = state.gathers.entry(key) else {
+        return Err(usage("another thread of this rank is in the same all-gather".into()));
     };
-    vacant.insert(OpenExchange { members: members.into(), outcome: None });
+    vacant.insert(OpenGather { members: members.into(), outcome: None });
     drop(state);
-    shared.send(&ToCoordinator::Exchange { key, members: members.to_vec(), blob });
+    shared.send(&ToCoordinator::AllGather { key, members: members.to_vec(), blob });
 
     let mut withdrawn: Option<Instant> = None;
     state = shared.lock();
     let outcome = loop {
-        if let Some(outcome) = state.exchanges.get_mut(&key).and_then(|open| open.outcome.take()) {
+        if let Some(outcome) = state.gathers.get_mut(&key).and_then(|open| open.outcome.take()) {
             break match outcome {
                 Ok(blobs) if blobs.len() != members.len() => {
                     let text = format!("the answer has {} blobs for {} members", blobs.len(), members.len());
@@ -81,24 +106,32 @@ pub(crate) fn exchange(
             break Err(unanswered(context.clone(), started.elapsed(), members));
         }
     };
-    state.exchanges.remove(&key);
+    state.gathers.remove(&key);
     outcome
 }
 
-/// Translates the coordinator's verdict on an exchange into an error for this rank.
+/// Returns the reason why a rank cannot give a blob of this length, if there is one.
+fn objection(bytes: usize, members: &[u32], rank: u32) -> Option<String> {
+    if bytes > MAX_BLOB_BYTES {
+        return Some(format!("a value of {bytes} bytes; at most {MAX_BLOB_BYTES} are allowed"));
+    }
+    (!members.contains(&rank)).then(|| format!("rank {rank} is not among the members"))
+}
+
+/// Translates the coordinator's verdict on an all-gather into an error for this rank.
 fn verdict(
-    failure: ExchangeFailure,
+    failure: GatherFailure,
     context: &ErrorContext,
     place: impl Fn(u32) -> u32,
     late: impl Fn(u32, &[u32]) -> Error,
 ) -> Error {
     match failure {
-        ExchangeFailure::Timeout { by, missing } => late(by, &missing),
-        ExchangeFailure::Lost { rank, loss } => loss.error(context.clone(), place(rank)),
-        ExchangeFailure::Departed { rank } => {
+        GatherFailure::Timeout { by, missing } => late(by, &missing),
+        GatherFailure::Lost { rank, loss } => loss.error(context.clone(), place(rank)),
+        GatherFailure::Departed { rank } => {
             Loss::new(LossCause::Left, "it has left the job").error(context.clone(), place(rank))
         }
-        ExchangeFailure::Disagreement { problem } => Error::Usage { context: context.clone(), problem },
+        GatherFailure::Disagreement { problem } => Error::Usage { context: context.clone(), problem },
     }
 }
 
@@ -125,9 +158,9 @@ fn without_coordinator(context: &ErrorContext, members: &[u32], loss: &Loss) -> 
     match members.iter().position(|&member| member == 0) {
         Some(place) => loss.clone().error(context, place as u32),
         None => Error::Aborted {
-            by: context.rank,
+            by: context.rank.unwrap_or_default(),
             kind: AbortReason::CoordinatorLost,
-            reason: format!("world rank 0 carries the control plane that an exchange needs: {loss}"),
+            reason: format!("world rank 0 carries the control plane that an all-gather needs: {loss}"),
             context,
         },
     }
@@ -163,7 +196,7 @@ fn timeout(
         .into_iter()
         .map(|(rank, place)| {
             let who = shared.peers.get(rank as usize).map(|peer| {
-                format!("process {} on {} has not reached this exchange", peer.pid, peer.hostname)
+                format!("process {} on {} has not reached this all-gather", peer.pid, peer.hostname)
             });
             AwaitedRank::new(place, PeerState::Late, who.unwrap_or_default())
         })
@@ -176,8 +209,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exchange_without_an_answer_blames_world_rank_0() {
-        let context = || ErrorContext { operation: "exchange 0".to_owned(), ..ErrorContext::default() };
+    fn an_all_gather_without_an_answer_blames_world_rank_0() {
+        let context = || ErrorContext { operation: "all-gather 0".to_owned(), ..ErrorContext::default() };
         let told = |members: &[u32]| unanswered(context(), Duration::from_secs(1), members).to_string();
         let with = told(&[3, 0]);
         assert!(with.contains("waiting for rank 1 (it runs the control plane"), "{with}");
