@@ -139,11 +139,10 @@ unsafe fn run(shared: &Shared, call: Call, limit: Duration) -> Result<()> {
     let (ranks, shards) = (shared.group.size, call.shards.unwrap_or(0));
     let is_canonical = shared.config.determinism == Determinism::Canonical;
     let Counts::Shards(count) = call.counts else { unreachable!("it is a call of shards") };
-    let combine = combine_fn(call.data_type, call.op);
-    let (true, true, Some(combine)) = (is_canonical, are_aligned(shards, ranks), combine) else {
+    if !is_canonical || !are_aligned(shards, ranks) {
         // SAFETY: the caller's promise.
         return unsafe { drive::run_within(shared, &call, limit) };
-    };
+    }
     // The tree over this rank's shards is a subtree, and the tree above these subtrees is the canonical tree over the
     // ranks.
     shared.check_process(|| Waited::unnumbered(call.summary(Form::Blocking)))?;
@@ -151,9 +150,9 @@ unsafe fn run(shared: &Shared, call: Call, limit: Duration) -> Result<()> {
     let bytes = count * call.data_type.size();
     let mut folded = Call { counts: Counts::Even(count), ..call };
     if own > 1 && bytes > 0 {
-        let scratch = RefCell::default();
-        let how =
-            Folding { combine, element_bytes: folded.data_type.size(), canonical: true, scratch: &scratch };
+        let combine = combine_fn(call.data_type, call.op);
+        let (element_bytes, scratch) = (call.data_type.size(), RefCell::default());
+        let how = Folding { combine, element_bytes, canonical: true, scratch: &scratch };
         let input = folded.input;
         let _floats = DefaultFloats::enter();
         // SAFETY: the caller's promise: the input has `own` vectors of `bytes` bytes each, and lies apart from the

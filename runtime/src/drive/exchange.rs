@@ -23,15 +23,13 @@ const POLLS_FIRST: u32 = 64;
 #[inline(always)]
 pub(super) unsafe fn run_exchange<'a>(
     shared: &'a Shared,
-    core: CoreGuard<'a>,
+    mut core: CoreGuard<'a>,
     call: &Call,
     begun: &Begun,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
-    let combine = begun.combine(shared, call)?;
-    let mut core = core;
     let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
-    let cursor = exchange.compiled.enter(call, combine, begun.tag, begun.turn());
+    let cursor = exchange.compiled.enter(call, begun.combine, begun.tag, begun.turn());
     let mut visit = Visit { call, cursor, has_just_looked: true };
     if visit.cursor.may_lend() {
         // All of it runs inside `lend`, which takes the buffers back after a panic.

@@ -18,7 +18,7 @@ use crate::engine::{Buffers, Id, Job, Lent, Owner, Reservation};
 use crate::error::{Error, Result};
 use crate::failure::Cause;
 use crate::gpu::GpuPath;
-use crate::reduce::{Combine, kernel};
+use crate::reduce::Combine;
 use crate::types::ReduceOp;
 
 /// An asynchronous operation that was started.
@@ -34,8 +34,7 @@ pub(super) struct Begun {
     sequence: u64,
     form: Form,
     pub(super) tag: u64,
-    /// The kernel that reduces, if there is one.
-    combine: Option<Combine>,
+    pub(super) combine: Combine,
     /// Path of a call on GPU memory.
     path: Option<GpuPath>,
     kept: Kept,
@@ -65,12 +64,6 @@ impl Begun {
             Kept::Turn(turn) => Some(turn),
             Kept::Nothing | Kept::Operation(_) => None,
         }
-    }
-
-    /// Returns the kernel that reduces.
-    #[inline]
-    pub(super) fn combine(&self, shared: &Shared, call: &Call) -> Result<Combine> {
-        self.combine.ok_or_else(|| no_kernel(shared, call, self.waited(call)))
     }
 }
 
@@ -268,10 +261,9 @@ unsafe fn launch<'a>(
     begun: &Begun,
     keep: &mut Option<Owner>,
 ) -> Result<(CoreGuard<'a>, Id)> {
-    let combine = begun.combine(shared, call)?;
     let place = (shared.group.rank, shared.group.size);
     if way == Way::Plan {
-        let job = job(&mut core, call, begun, combine, place);
+        let job = job(&mut core, call, begun, place);
         let mut job = job.inspect_err(|_| {
             if let Kept::Operation(reservation) = begun.kept {
                 core.engine.unreserve(reservation);
@@ -291,7 +283,7 @@ unsafe fn launch<'a>(
         unreachable!("it was decided for")
     };
     // SAFETY: the caller's promise, passed on.
-    match unsafe { exchange.start(engine, call, (combine, begun.tag, begun.turn()), place, keep) } {
+    match unsafe { exchange.start(engine, call, (begun.combine, begun.tag, begun.turn()), place, keep) } {
         Ok(id) => Ok((core, id)),
         // A GPU's driver refused in the middle of a call, so the other ranks cannot go on either.
         Err(error) => {
@@ -306,7 +298,6 @@ fn job(
     core: &mut Core,
     call: &Call,
     begun: &Begun,
-    combine: Combine,
     (rank, world_size): (u32, u32),
 ) -> Result<Job> {
     let reduces = reduces(call.collective);
@@ -346,7 +337,7 @@ fn job(
             ..call.gpus().clone()
         },
         data_type: call.data_type,
-        combine,
+        combine: begun.combine,
         premultiply,
         divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then(|| call.divisor(world_size)),
         segment_elements: planned.segment_elements,
@@ -376,10 +367,4 @@ fn lent(call: &Call, buffers: &Buffers, rank: u32, world_size: u32) -> Lent {
         input: of(gpus.input.is_some(), buffers.input, input),
         output: of(gpus.output.is_some(), buffers.output, output),
     }
-}
-
-#[cold]
-fn no_kernel(shared: &Shared, call: &Call, waited: Waited) -> Error {
-    let problem = kernel(call.data_type, call.op).err().map_or_else(String::new, |why| why.to_string());
-    Error::Unsupported { context: shared.context(waited), problem }
 }

@@ -29,7 +29,6 @@ pub(super) unsafe fn run_symmetric<'a>(
     begun: &Begun,
     limit: Duration,
 ) -> Result<(CoreGuard<'a>, Option<Kept>)> {
-    let combine = begun.combine(shared, call)?;
     // Dropped last: taking the buffers back, after `lend`, is part of the call.
     let _whole = Whole::new();
     // If the call is dropped before it is done, it takes the buffers back. By then the communicator has been aborted: by
@@ -40,7 +39,7 @@ pub(super) unsafe fn run_symmetric<'a>(
         let Core { engine, exchange: Some(exchange), symmetric, .. } = &mut *core else {
             unreachable!("there are symmetric buffers only where there is an exchange")
         };
-        let running = running.insert(symmetric.enter(&mut exchange.compiled, call, combine, begun.tag));
+        let running = running.insert(symmetric.enter(&mut exchange.compiled, call, begun.combine, begun.tag));
         let kept = match way {
             Way::Exchange => Kept::Turn(running.keep_next(&mut exchange.compiled)),
             Way::Plan => Kept::Operation(engine.reserve()),

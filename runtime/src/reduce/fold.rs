@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn nothing_is_reduced_at_null() {
-        let combine = combine_fn(DataType::F32, ReduceOp::Sum).unwrap();
+        let combine = combine_fn(DataType::F32, ReduceOp::Sum);
         for (operands, canonical) in [(1, false), (2, false), (3, false), (3, true)] {
             let folding = Folding { combine, element_bytes: 4, canonical, scratch: &RefCell::default() };
             // SAFETY: there are no bytes.

@@ -121,10 +121,12 @@ pub fn kernel(data_type: DataType, op: ReduceOp) -> Result<Kernel, Unsupported> 
     look_up(Isa::best(), data_type, op)
 }
 
-/// Returns the function of the best kernel, or `None` if there is no kernel. It runs for each call, so it does as
-/// little as possible.
-pub(crate) fn combine_fn(data_type: DataType, op: ReduceOp) -> Option<Combine> {
-    if op.supports(data_type) { table::combine(Isa::best(), data_type, op) } else { None }
+/// Returns the function of the best kernel.
+///
+/// # Panics
+/// If the operator is not defined for the type. Calls are checked for that when they are made.
+pub(crate) fn combine_fn(data_type: DataType, op: ReduceOp) -> Combine {
+    table::combine(Isa::best(), data_type, op).expect("a kernel for each operator that the type supports")
 }
 
 /// Returns the kernel compiled for one instruction set, for tests and benchmarks.
