@@ -73,7 +73,7 @@ pub use work::{SecondWait, Work};
 use kolo_collectives::model::Model;
 use kolo_transport::{Rail, TcpOptions};
 
-use crate::call::{RawCall, Waited};
+use crate::call::{Member, RawCall, Waited};
 use crate::communicator::{Core, Making, Record, Shared, WORLD, leak_in_child, on_gpus, tcp_options};
 use crate::config::Config;
 use crate::control::PeerInfo;
@@ -155,6 +155,10 @@ impl Communicator {
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.shared.group.rank
+    }
+
+    pub(crate) fn member(&self) -> Member {
+        self.shared.group.member()
     }
 
     /// Returns the number of ranks.

@@ -119,7 +119,7 @@ impl Communicator {
         // The rules for an all-reduce of a vector per rank hold here too, except for the input.
         let input = if own == 0 { std::ptr::null() } else { raw.input };
         let vector = RawCall { input: raw.output.cast_const(), ..*raw };
-        let call = Call::check(&vector, self.rank(), ranks)?;
+        let call = Call::check(&vector, self.member())?;
         let call = Call {
             input,
             counts: Counts::Shards(raw.count),
@@ -127,7 +127,7 @@ impl Communicator {
             shards: Some(shards),
             ..call
         };
-        call.apart(self.rank(), ranks)
+        call.apart()
     }
 }
 

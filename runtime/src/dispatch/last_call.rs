@@ -43,7 +43,7 @@ impl LastCall {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::{Form, RawCall};
+    use crate::call::{Form, Member, RawCall};
     use crate::types::{DataType, ReduceOp};
     use kolo_collectives::plan::Collective;
 
@@ -52,7 +52,7 @@ mod tests {
         let call = |collective, data_type| {
             let (input, output, op) = (std::ptr::null(), std::ptr::null_mut(), ReduceOp::Sum);
             let raw = RawCall { collective, input, output, count: 0, data_type, op, root: 0 };
-            Call::check(&raw, 0, 2).expect("a sound call")
+            Call::check(&raw, Member { rank: 0, world_size: 2 }).expect("a sound call")
         };
         let sums = [DataType::F32, DataType::F64].map(|data_type| call(Collective::AllReduce, data_type));
         let gather = call(Collective::AllGather, DataType::F32);

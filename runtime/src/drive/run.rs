@@ -261,9 +261,8 @@ unsafe fn launch<'a>(
     begun: &Begun,
     keep: &mut Option<Owner>,
 ) -> Result<(CoreGuard<'a>, Id)> {
-    let place = (shared.group.rank, shared.group.size);
     if way == Way::Plan {
-        let job = job(&mut core, call, begun, place);
+        let job = job(&mut core, call, begun);
         let mut job = job.inspect_err(|_| {
             if let Kept::Operation(reservation) = begun.kept {
                 core.engine.unreserve(reservation);
@@ -283,7 +282,7 @@ unsafe fn launch<'a>(
         unreachable!("it was decided for")
     };
     // SAFETY: the caller's promise, passed on.
-    match unsafe { exchange.start(engine, call, (begun.combine, begun.tag, begun.turn()), place, keep) } {
+    match unsafe { exchange.start(engine, call, (begun.combine, begun.tag, begun.turn()), keep) } {
         Ok(id) => Ok((core, id)),
         // A GPU's driver refused in the middle of a call, so the other ranks cannot go on either.
         Err(error) => {
@@ -294,12 +293,7 @@ unsafe fn launch<'a>(
 }
 
 /// Describes a call as a job for the engine.
-fn job(
-    core: &mut Core,
-    call: &Call,
-    begun: &Begun,
-    (rank, world_size): (u32, u32),
-) -> Result<Job> {
+fn job(core: &mut Core, call: &Call, begun: &Begun) -> Result<Job> {
     let reduces = reduces(call.collective);
     let premultiply = match call.op {
         ReduceOp::PremulSum(factor) if reduces => Some(factor),
@@ -325,7 +319,7 @@ fn job(
         Placement::InPlace if call.input.is_null() => Buffers { input: call.output, output: call.output },
         Placement::InPlace => Buffers { input: call.input.cast_mut(), output: call.output },
     };
-    let lent = lent(call, &buffers, rank, world_size);
+    let lent = lent(call, &buffers);
     // CPUs publish and reduce on a stage, so data of a GPU is first copied to the host.
     let path = begun.path.filter(|_| planned.plan.stage.is_none());
     Ok(Job {
@@ -339,7 +333,7 @@ fn job(
         data_type: call.data_type,
         combine: begun.combine,
         premultiply,
-        divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then(|| call.divisor(world_size)),
+        divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then(|| call.divisor()),
         segment_elements: planned.segment_elements,
         window: planned.window,
         channel_base: 0,
@@ -352,8 +346,8 @@ fn job(
 }
 
 /// Returns the host memory that a call works on. In place, one buffer lies within the other.
-fn lent(call: &Call, buffers: &Buffers, rank: u32, world_size: u32) -> Lent {
-    let (mut input, mut output) = call.bytes(rank, world_size);
+fn lent(call: &Call, buffers: &Buffers) -> Lent {
+    let (mut input, mut output) = call.bytes();
     match call.placement {
         Placement::InPlace if input > output => output = 0,
         Placement::InPlace => input = 0,

@@ -32,8 +32,6 @@ struct Started {
     id: Id,
     /// The call; its buffers are copies if the caller's memory is a GPU's, once it has a bounce buffer.
     call: Call,
-    /// The rank and the number of members.
-    place: (u32, u32),
     cursor: ExchangeCursor,
     /// Copies to and from a GPU. In a box, since most calls have none and are moved often.
     bounce: Option<Box<Bounce>>,
@@ -58,21 +56,20 @@ impl Exchange {
         engine: &mut Engine,
         call: &Call,
         (combine, tag, turn): (Combine, u64, Option<u64>),
-        place: (u32, u32),
         keep: &mut Option<Owner>,
     ) -> Result<Id, Error> {
         let mut bounce = None;
         let mut call = call.clone();
         if call.gpus.is_some() && Bounces::has_room(self.queue.bounce_bytes()) {
             // SAFETY: the caller's promise; the copies are settled before the communicator is given up.
-            bounce = Some(unsafe { self.queue.bounces.load(&mut call, place.0, place.1) }?);
+            bounce = Some(unsafe { self.queue.bounces.load(&mut call) }?);
         }
         self.queue.unloaded += usize::from(call.gpus.is_some());
         let id = engine.admit(keep.take());
         let cursor = self.compiled.enter(&call, combine, tag, turn);
         // A turn that the call had before may come before those of calls that were started meanwhile.
         let at = self.queue.waiting.partition_point(|earlier| earlier.cursor.turn() < cursor.turn());
-        self.queue.waiting.insert(at, Started { id, call, place, cursor, bounce });
+        self.queue.waiting.insert(at, Started { id, call, cursor, bounce });
         self.progress(engine);
         Ok(id)
     }
@@ -196,9 +193,8 @@ impl Queue {
                 break;
             }
             if started.call.gpus.is_some() {
-                let (rank, members) = started.place;
                 // SAFETY: the promise to `start` still holds, since the call is not done.
-                let bounce = unsafe { self.bounces.load(&mut started.call, rank, members) }?;
+                let bounce = unsafe { self.bounces.load(&mut started.call) }?;
                 taken += bounce.bytes();
                 started.bounce = Some(bounce);
                 self.unloaded -= 1;

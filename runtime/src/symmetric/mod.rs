@@ -351,7 +351,7 @@ impl SymmetricBuffers {
         if locations.is_on_gpu {
             return (locations, None);
         }
-        let (input, output) = call.bytes(self.rank as u32, self.members as u32);
+        let (input, output) = call.bytes();
         if windows.shows_input(self.rank, self.members) {
             // In place, a call may name only its output.
             let at = if call.input.is_null() { call.output.cast_const() } else { call.input };

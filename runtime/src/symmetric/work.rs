@@ -41,7 +41,7 @@ impl Kit {
             data_type: call.data_type,
             factors: Vec::new(),
             is_premultiplied: reduces && matches!(call.op, ReduceOp::PremulSum(_)),
-            divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then(|| call.divisor(members as u32)),
+            divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then(|| call.divisor()),
             canonical: canonical && members > 2,
             partial: RefCell::default(),
         }

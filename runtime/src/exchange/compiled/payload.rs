@@ -257,8 +257,7 @@ impl CompiledExchange {
         unsafe {
             how.fold(output, bytes, members.len(), |index| payload(first + index));
             if matches!(call.op, ReduceOp::Avg) {
-                let by = call.divisor(self.members as u32);
-                divide(call.data_type, output, bytes / call.data_type.size(), by);
+                divide(call.data_type, output, bytes / call.data_type.size(), call.divisor());
             }
         }
     }
