@@ -15,7 +15,7 @@ use crate::communicator::{Shared, on_gpus};
 use crate::config::Determinism;
 use crate::drive;
 use crate::error::{Error, Result};
-use crate::reduce::{DefaultFloats, Folding, combine_fn};
+use crate::reduce::{DefaultFloats, combine_fn};
 use crate::types::{Element, ReduceOp};
 
 impl Communicator {
@@ -150,9 +150,8 @@ unsafe fn run(shared: &Shared, call: Call, limit: Duration) -> Result<()> {
     let bytes = count * call.data_type.size();
     let mut folded = Call { counts: Counts::Even(count), ..call };
     if own > 1 && bytes > 0 {
-        let combine = combine_fn(call.data_type, call.op);
-        let (element_bytes, scratch) = (call.data_type.size(), RefCell::default());
-        let how = Folding { combine, element_bytes, canonical: true, scratch: &scratch };
+        let scratch = RefCell::default();
+        let how = folded.arithmetic(combine_fn(folded.data_type, folded.op), true).folding(&scratch);
         let input = folded.input;
         let _floats = DefaultFloats::enter();
         // SAFETY: the caller's promise: the input has `own` vectors of `bytes` bytes each, and lies apart from the

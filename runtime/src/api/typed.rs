@@ -7,12 +7,9 @@ use kolo_collectives::plan::{Collective, Placement};
 
 use super::Communicator;
 use crate::call::ranges::{Range, is_addressable};
-use crate::call::{Call, Counts, Member, RawCall, RawCallV, out_of_range, overlap, reduces};
+use crate::call::{Call, Counts, Member, NO_OP, RawCall, RawCallV, out_of_range, overlap, reduces};
 use crate::error::Result;
 use crate::types::{DataType, Element, ReduceOp};
-
-/// Placeholder operator for collectives that reduce nothing.
-const NO_OP: ReduceOp = ReduceOp::Sum;
 
 impl Communicator {
     /// Builds an in-place call on one vector per rank.
@@ -192,7 +189,7 @@ impl Communicator {
             output: raw.output,
             counts: Counts::Uneven { input: raw.input_counts.into(), output: raw.output_counts.into() },
             data_type: raw.data_type,
-            op: raw.op,
+            op: if reduces(collective) { raw.op } else { NO_OP },
             root: if collective.is_rooted() { raw.root } else { 0 },
             placement: Placement::OutOfPlace,
             shards: None,

@@ -16,6 +16,7 @@ use kolo_collectives::shards::of_rank as own_shards;
 
 use crate::error::{Error, ErrorContext, Result};
 use crate::mix::mix;
+use crate::reduce::{Arithmetic, Combine};
 use crate::types::{DataType, ReduceOp};
 use ranges::Range;
 
@@ -99,6 +100,9 @@ pub(crate) struct Member {
     pub(crate) world_size: u32,
 }
 
+/// Operator of calls that do not reduce. It is defined for every type, and does not scale.
+pub(crate) const NO_OP: ReduceOp = ReduceOp::Sum;
+
 /// A checked call.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
@@ -140,7 +144,7 @@ impl Call {
             output: raw.output,
             counts: Counts::Even(count),
             data_type,
-            op: raw.op,
+            op: if reduces(raw.collective) { raw.op } else { NO_OP },
             root: if raw.collective.is_rooted() { raw.root } else { 0 },
             placement: placement(raw, member),
             shards: None,
@@ -151,7 +155,7 @@ impl Call {
     #[inline]
     fn is_sound(&self) -> bool {
         self.root < self.member.world_size
-            && (!reduces(self.collective) || self.op.supports(self.data_type))
+            && self.op.supports(self.data_type)
             && !self.is_prefix_of_averages()
             && self.is_addressable()
             && self.has_its_buffers()
@@ -207,7 +211,7 @@ impl Call {
         let Member { rank, world_size } = self.member;
         let problem = if self.root >= world_size {
             out_of_range("root", self.root, world_size)
-        } else if reduces(self.collective) && !self.op.supports(self.data_type) {
+        } else if !self.op.supports(self.data_type) {
             format!("operator {name} is not defined for {}", self.data_type)
         } else if self.is_prefix_of_averages() {
             format!("operator {name} is not defined for prefixes; use sum and scale the result")
@@ -235,10 +239,23 @@ impl Call {
         self.gpus.as_deref().unwrap_or(&NONE)
     }
 
-    /// Returns the number by which [`ReduceOp::Avg`] divides.
+    /// Returns the factor of [`ReduceOp::PremulSum`].
     #[inline]
-    pub(crate) fn divisor(&self) -> u32 {
-        self.shards.unwrap_or(self.member.world_size)
+    pub(crate) const fn factor(&self) -> Option<f64> {
+        if let ReduceOp::PremulSum(factor) = self.op { Some(factor) } else { None }
+    }
+
+    /// Returns how the call combines elements, with this kernel and order of reduction.
+    #[inline]
+    pub(crate) fn arithmetic(&self, combine: Combine, canonical: bool) -> Arithmetic {
+        let is_average = matches!(self.op, ReduceOp::Avg);
+        Arithmetic {
+            combine,
+            data_type: self.data_type,
+            factor: self.factor(),
+            divisor: is_average.then(|| self.shards.unwrap_or(self.member.world_size)),
+            canonical,
+        }
     }
 
     /// Returns whether the caller is the root.

@@ -11,7 +11,7 @@ use super::exchange::run_exchange;
 use super::fail::give_up;
 use super::symmetric::run_symmetric;
 use super::{call_helper, check_usable, lend, wait_for};
-use crate::call::{self, AdapterAccess, Call, Counts, Form, GpuBuffers, Waited, reduces};
+use crate::call::{self, AdapterAccess, Call, Counts, Form, GpuBuffers, Waited};
 use crate::communicator::{Core, CoreGuard, Shared, on_gpus};
 use crate::dispatch::{Decision, Known, Way};
 use crate::engine::{Buffers, Id, Job, Lent, Owner, Reservation};
@@ -19,7 +19,6 @@ use crate::error::{Error, Result};
 use crate::failure::Cause;
 use crate::gpu::GpuPath;
 use crate::reduce::Combine;
-use crate::types::ReduceOp;
 
 /// An asynchronous operation that was started.
 #[derive(Clone, Copy, Debug)]
@@ -294,16 +293,10 @@ unsafe fn launch<'a>(
 
 /// Describes a call as a job for the engine.
 fn job(core: &mut Core, call: &Call, begun: &Begun) -> Result<Job> {
-    let reduces = reduces(call.collective);
-    let premultiply = match call.op {
-        ReduceOp::PremulSum(factor) if reduces => Some(factor),
-        _ => None,
-    };
     // Scaled input is read from a copy, so the plan must not assume that input and output are the same memory.
-    let apart = premultiply.is_some() && call.collective == Collective::ReduceScatter;
+    let apart = call.factor().is_some() && call.collective == Collective::ReduceScatter;
     let placement = if apart { Placement::OutOfPlace } else { call.placement };
     let planned = core.planner.plan(call, placement)?;
-    let canonical = core.planner.is_canonical();
     let shape = match (&call.counts, planned.plan.cut) {
         (Counts::Even(count) | Counts::Shards(count), Cut::Vector { .. } | Cut::Shards { .. }) => {
             Shape::Vector { count: *count }
@@ -330,15 +323,11 @@ fn job(core: &mut Core, call: &Call, begun: &Begun) -> Result<Job> {
             access: path.map_or(AdapterAccess::Staged, |path| core.gpu.access(path)),
             ..call.gpus().clone()
         },
-        data_type: call.data_type,
-        combine: begun.combine,
-        premultiply,
-        divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then(|| call.divisor()),
+        arithmetic: call.arithmetic(begun.combine, core.planner.is_canonical()),
         segment_elements: planned.segment_elements,
         window: planned.window,
         channel_base: 0,
         area_base: 0,
-        canonical,
         tag: begun.tag,
         lent,
         keep: None,

@@ -19,7 +19,7 @@ use kolo_transport::{
 
 use super::{Buffers, Engine, GROUPS, Id, Job, Kind, Links, TransferJob};
 use crate::call::Form;
-use crate::reduce::kernel;
+use crate::reduce::{Arithmetic, combine_fn};
 use crate::types::{DataType, ReduceOp};
 
 type Queues = HashMap<(u32, u32, u16), VecDeque<(u64, Vec<u8>)>>;
@@ -274,15 +274,17 @@ fn job(algorithm: Algorithm, task: &Task, rank: u32, count: usize, buffers: Buff
         shape,
         buffers,
         gpus: crate::call::GpuBuffers::default(),
-        data_type: DataType::U32,
-        combine: kernel(DataType::U32, op).unwrap().as_fn(),
-        premultiply: if let ReduceOp::PremulSum(factor) = op { Some(factor) } else { None },
-        divide_by: matches!(op, ReduceOp::Avg).then_some(task.world_size),
+        arithmetic: Arithmetic {
+            combine: combine_fn(DataType::U32, op),
+            data_type: DataType::U32,
+            factor: if let ReduceOp::PremulSum(factor) = op { Some(factor) } else { None },
+            divisor: matches!(op, ReduceOp::Avg).then_some(task.world_size),
+            canonical: false,
+        },
         segment_elements: 40,
         window: 2,
         channel_base: 0,
         area_base: 0,
-        canonical: false,
         tag: 7,
         lent: super::Lent::default(),
         keep: None,

@@ -6,7 +6,7 @@
 //! * `loops` has the one loop over elements, which the compiler vectorises once per instruction set.
 //! * `f16_blocks` is the one exception: its conversions of `f16` need intrinsics.
 //! * `table` maps types and operators to functions; `isa` says which of them this processor can run.
-//! * `fold` reduces many operands to one, in their order or along the canonical `tree`.
+//! * `fold` has the arithmetic of a call. It reduces many operands to one, in their order or along the canonical `tree`.
 //! * `floats` gives the calling thread the default floating-point mode. Every executor enters it before it reduces.
 //! * `scale` multiplies before a reduction, for PreMulSum, and divides after it, for Avg.
 //!
@@ -42,7 +42,7 @@ use std::fmt;
 pub(crate) use floats::DefaultFloats;
 #[cfg(test)]
 pub(crate) use floats::flush_subnormals;
-pub(crate) use fold::Folding;
+pub(crate) use fold::Arithmetic;
 pub(crate) use half_bits::f32_to_f16;
 pub use isa::Isa;
 pub use scale::{divide, scale};

@@ -43,7 +43,6 @@ use kolo_transport::{Needs, StageMismatch};
 use crate::call::{Call, Counts, Forced};
 use crate::exchange::compiled::CompiledExchange;
 use crate::reduce::Combine;
-use crate::types::ReduceOp;
 use bind::bind;
 use locations::{BufferLocations, LOCATIONS_BYTES};
 pub(crate) use memory::{Allocation, OwnMemory};
@@ -343,9 +342,7 @@ impl SymmetricBuffers {
     /// Returns this rank's description of its buffers, and the pages that other ranks may therefore write.
     fn locations(&self, call: &Call, windows: Windows) -> (BufferLocations, Option<Exposure>) {
         let mut locations = BufferLocations::default();
-        if let ReduceOp::PremulSum(factor) = call.op {
-            locations.factor = factor;
-        }
+        locations.factor = call.factor().unwrap_or_default();
         locations.is_in_place = call.placement == Placement::InPlace;
         locations.is_on_gpu = call.gpus.is_some();
         if locations.is_on_gpu {

@@ -21,7 +21,7 @@ use crate::reduce::scale;
 /// Returns which buffers of a job its plan works on as bounce buffers.
 pub(super) fn bounced(job: &Job) -> Bounced {
     let has_input = |plan: &Plan| Memory::of(plan).input_blocks() > 0;
-    let is_scaled = job.premultiply.is_some() && has_input(&job.plan);
+    let is_scaled = job.arithmetic.factor.is_some() && has_input(&job.plan);
     let bounces = job.gpus.access == AdapterAccess::Staged;
     Bounced {
         input: is_scaled || (bounces && job.gpus.input.is_some()),
@@ -69,7 +69,7 @@ impl Operation {
     /// Multiplies a segment's input, or the bounce buffers made from it, by the factor of PremulSum.
     pub(super) fn premultiply(&self, index: u16, factor: f64) {
         let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
-        let (data_type, size) = (self.data_type, binding.element_bytes);
+        let (data_type, size) = (self.arithmetic.data_type, binding.element_bytes);
         let instance = &self.instances[index as usize];
         let (segment, scratch) = (instance.segment, instance.scratch.ptr());
         if binding.is_bounced() && binding.has_loads() {

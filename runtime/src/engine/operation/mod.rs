@@ -38,7 +38,7 @@ use super::links::Links;
 use super::memory::{Binding, Buffers};
 use super::token::{Kind, Name};
 use crate::call::GpuBuffers;
-use crate::reduce::{Combine, combine_nothing, divide};
+use crate::reduce::{Arithmetic, combine_nothing};
 use crate::types::DataType;
 use instance::{Instance, Phase};
 pub(crate) use job::{Job, Lent};
@@ -52,15 +52,11 @@ pub(crate) struct Operation {
     binding: Option<Binding>,
     buffers: Buffers,
     gpus: GpuBuffers,
-    data_type: DataType,
-    combine: Combine,
-    premultiply: Option<f64>,
-    divide_by: Option<u32>,
+    arithmetic: Arithmetic,
     channel_base: u16,
     area_base: u16,
     window: u16,
     tag: u64,
-    canonical: bool,
     /// Whether copies to the output should bypass the caches.
     streams: bool,
     keep: Option<Owner>,
@@ -85,15 +81,17 @@ impl Operation {
             binding: None,
             buffers: Buffers { input: std::ptr::null_mut(), output: std::ptr::null_mut() },
             gpus: GpuBuffers::default(),
-            data_type: DataType::U8,
-            combine: combine_nothing,
-            premultiply: None,
-            divide_by: None,
+            arithmetic: Arithmetic {
+                combine: combine_nothing,
+                data_type: DataType::U8,
+                factor: None,
+                divisor: None,
+                canonical: false,
+            },
             channel_base: 0,
             area_base: 0,
             window: 1,
             tag: 0,
-            canonical: false,
             streams: false,
             keep: None,
             instances: Vec::new(),
@@ -133,7 +131,7 @@ impl Operation {
         links: &mut Links,
         copies: &mut CopyQueues,
     ) -> Result<bool, Error> {
-        let element_bytes = job.data_type.size();
+        let element_bytes = job.arithmetic.element_bytes();
         let bounced = bounce::bounced(&job);
         let reusable = self
             .binding
@@ -148,13 +146,9 @@ impl Operation {
         self.generation = self.generation.wrapping_add(1);
         self.buffers = job.buffers;
         self.gpus = job.gpus;
-        self.data_type = job.data_type;
-        self.combine = job.combine;
-        self.premultiply = job.premultiply;
-        self.divide_by = job.divide_by;
+        self.arithmetic = job.arithmetic;
         self.channel_base = job.channel_base;
         self.area_base = job.area_base;
-        self.canonical = job.canonical;
         self.tag = job.tag;
         self.keep = job.keep;
         self.unflushed = false;
@@ -165,7 +159,7 @@ impl Operation {
         let gpu = self.gpus.any();
         self.stride = instance::most(binding, self.window, gpu);
         self.running = binding.layout.segments().min(self.stride);
-        instance::prepare(&mut self.instances, binding, self.running, self.combine, gpu)?;
+        instance::prepare(&mut self.instances, binding, self.running, self.arithmetic.combine, gpu)?;
         for index in 0..self.running as u16 {
             self.begin_segment(index, index as usize, copies)?;
             self.run_instance(index, links, copies)?;
@@ -304,15 +298,15 @@ impl Operation {
     /// Lets the lanes of a segment run, since its data is there.
     fn loaded(&mut self, index: u16) {
         self.instances[index as usize].phase = Phase::Running;
-        if let Some(factor) = self.premultiply {
+        if let Some(factor) = self.arithmetic.factor {
             self.premultiply(index, factor);
         }
     }
 
     /// Ends a segment whose lanes are all done, and stores its results if they belong on a GPU.
     fn end_segment(&mut self, index: u16, copies: &mut CopyQueues) -> Result<(), Error> {
-        if let Some(by) = self.divide_by {
-            self.divide(index, by);
+        if self.arithmetic.divisor.is_some() {
+            self.divide(index);
         }
         let is_storing = self.store(index, copies)?;
         self.instances[index as usize].phase = if is_storing { Phase::Storing } else { Phase::Over };
@@ -320,13 +314,12 @@ impl Operation {
     }
 
     /// Divides a segment's output by the divisor of Avg.
-    fn divide(&self, index: u16, by: u32) {
+    fn divide(&self, index: u16) {
         let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
-        let (data_type, size) = (self.data_type, binding.element_bytes);
         let instance = &self.instances[index as usize];
         binding.each_output(instance.segment, self.buffers, instance.scratch.ptr(), |at, bytes| {
             // SAFETY: the output is valid (see `start`), and all messages of this segment are done.
-            unsafe { divide(data_type, at, bytes / size, by) };
+            unsafe { self.arithmetic.divide(at, bytes) };
         });
     }
 }

@@ -18,7 +18,7 @@ use kolo_transport::{Awaited, Error, ErrorKind, Needs, Piece, Stage, StageMismat
 use super::super::links::Links;
 use super::super::memory::{Binding, Buffers};
 use super::super::{GROUPS, STAGE_SEGMENTS};
-use crate::reduce::{Combine, Folding, STREAMING_BYTES};
+use crate::reduce::{Arithmetic, STREAMING_BYTES};
 
 const PAGE: usize = 4096;
 
@@ -123,7 +123,7 @@ impl Staged<'_> {
         (first, count): (u32, u32),
         own: Option<*const u8>,
         dst: Piece,
-        (combine, canonical): (Combine, bool),
+        arithmetic: &Arithmetic,
         kit: &mut Kit,
     ) -> Result<(), Error> {
         let me = self.stage.member();
@@ -140,8 +140,7 @@ impl Staged<'_> {
             };
             kit.operands.push(operand);
         }
-        let element_bytes = self.binding.element_bytes;
-        let how = Folding { combine, element_bytes, canonical, scratch: &kit.scratch };
+        let how = arithmetic.folding(&kit.scratch);
         let operands = &kit.operands;
         // SAFETY: all operands have the same length, and none is `dst` except possibly one of the first two, by the
         // checker. Payloads stay until this rank publishes again.

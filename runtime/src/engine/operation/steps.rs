@@ -16,7 +16,7 @@ use super::instance::Instance;
 use super::staged::{Staged, member_of};
 use super::waiting::source;
 use crate::call::AdapterAccess;
-use crate::reduce::Combine;
+use crate::reduce::Arithmetic;
 
 /// State of a step after it was run.
 enum Stood {
@@ -91,7 +91,7 @@ impl Operation {
             area_base: self.area_base,
             window: self.window,
             tag: self.tag,
-            reducing: (self.combine, self.canonical),
+            arithmetic: &self.arithmetic,
             streams: self.streams,
         };
         loop {
@@ -138,7 +138,7 @@ struct At<'a> {
     area_base: u16,
     window: u16,
     tag: u64,
-    reducing: (Combine, bool),
+    arithmetic: &'a Arithmetic,
     streams: bool,
 }
 
@@ -232,7 +232,7 @@ impl At<'_> {
         let context = self.instance.lanes[self.lane].reducer.get();
         // SAFETY: rule 2: no receive of this lane is posted, so nothing else uses the reducer.
         let reducer = unsafe { &mut *context };
-        reducer.start(self.reducing.0, self.binding.element_bytes, with, dst);
+        reducer.start(self.arithmetic.combine, self.binding.element_bytes, with, dst);
         let consumer = Consumer { call: Reducer::consume, context: context.cast() };
         // SAFETY: rules 1 and 2, and `start`.
         Ok(unsafe { self.links.post_recv(channel, self.tag, Sink::Consume { len, consumer }, token) }?.into())
@@ -258,7 +258,7 @@ impl At<'_> {
         let pieces = &self.instance.pieces;
         let size = self.binding.element_bytes;
         // SAFETY: as for copies; by the definition of the step, the blocks are equal or do not overlap.
-        unsafe { local::reduce(self.reducing.0, size, &pieces[a], &pieces[b], &pieces[dst]) };
+        unsafe { local::reduce(self.arithmetic.combine, size, &pieces[a], &pieces[b], &pieces[dst]) };
         Ok(Stood::Done)
     }
 
@@ -291,12 +291,13 @@ impl At<'_> {
         };
         let (own, dst): (Option<Piece>, _) = (own.map(whole).transpose()?.flatten(), whole(dst)?);
         let Some(dst) = dst else { return Ok(Stood::Done) };
-        let reducing = self.reducing;
+        let arithmetic = self.arithmetic;
         let mut kit = std::mem::take(&mut self.instance.kit);
         let own = own.map(|own| own.ptr.cast_const());
         // SAFETY: the blocks are valid by `start`, and each is in one piece.
-        let folded =
-            self.staged().and_then(|staged| unsafe { staged.fold(of, blocks, own, dst, reducing, &mut kit) });
+        let folded = self
+            .staged()
+            .and_then(|staged| unsafe { staged.fold(of, blocks, own, dst, arithmetic, &mut kit) });
         self.instance.kit = kit;
         folded.map(|()| Stood::Done)
     }

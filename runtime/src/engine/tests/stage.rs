@@ -219,7 +219,7 @@ fn sums(generator: Generator, ranks: u32, count: usize, op: ReduceOp, (in_place,
                 output: outputs[rank].as_mut_ptr().cast(),
             };
             let mut job = staged_job(generator(&task, rank as u32), count, buffers, op);
-            job.canonical = canonical;
+            job.arithmetic.canonical = canonical;
             // SAFETY: the vectors outlive the run.
             vec![unsafe { engines[rank].start(job, Form::Blocking) }]
         })

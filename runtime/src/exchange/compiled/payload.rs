@@ -9,8 +9,7 @@ use kolo_transport::shm::Slot;
 use super::CompiledExchange;
 use super::cursor::{ExchangeCursor, place};
 use crate::call::{Call, reduces};
-use crate::reduce::{Folding, divide, scale};
-use crate::types::ReduceOp;
+use crate::reduce::scale;
 
 impl CompiledExchange {
     /// Publishes this rank's contribution to the current exchange.
@@ -26,12 +25,12 @@ impl CompiledExchange {
                 let mut put = |to: usize, from: usize, len: usize| {
                     // SAFETY: this is a part of the contribution, by the shape of the call.
                     unsafe {
-                        match call.op {
-                            ReduceOp::PremulSum(factor) if reduces(call.collective) => {
+                        match call.factor() {
+                            Some(factor) => {
                                 let to = slot.part(to, len);
                                 scale(call.data_type, to, own.add(from), len / call.data_type.size(), factor);
                             }
-                            _ => slot.copy(to, own.add(from), len),
+                            None => slot.copy(to, own.add(from), len),
                         }
                     }
                 };
@@ -162,8 +161,8 @@ impl CompiledExchange {
     /// 2 or higher, so that the output holds the sum of earlier ranks when this rank's own value is added.
     #[inline]
     pub(super) fn reads_own_back(&self, call: &Call) -> bool {
-        let is_scaled = matches!(call.op, ReduceOp::PremulSum(_));
-        reduces(call.collective) && (is_scaled || (call.placement == Placement::InPlace && self.rank >= 2))
+        let is_scaled = call.factor().is_some();
+        is_scaled || (reduces(call.collective) && call.placement == Placement::InPlace && self.rank >= 2)
     }
 
     /// Returns the address of this rank's own contribution, unless it [reads that back](Self::reads_own_back).
@@ -246,19 +245,13 @@ impl CompiledExchange {
         members: Range<usize>,
         payload: impl Fn(usize) -> *const u8,
     ) {
-        let how = Folding {
-            combine: cursor.combine,
-            element_bytes: call.data_type.size(),
-            canonical: self.canonical,
-            scratch: &self.scratch,
-        };
+        let arithmetic = call.arithmetic(cursor.combine, self.canonical);
         let first = members.start;
         // SAFETY: the caller's promise, for the whole block.
         unsafe {
+            let how = arithmetic.folding(&self.scratch);
             how.fold(output, bytes, members.len(), |index| payload(first + index));
-            if matches!(call.op, ReduceOp::Avg) {
-                divide(call.data_type, output, bytes / call.data_type.size(), call.divisor());
-            }
+            arithmetic.divide(output, bytes);
         }
     }
 }

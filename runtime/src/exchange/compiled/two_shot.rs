@@ -26,7 +26,6 @@ use super::cursor::{ExchangeCursor, GRAIN, part_max};
 use super::limits::MEMBERS_MAX;
 use crate::call::Call;
 use crate::reduce::scale;
-use crate::types::ReduceOp;
 
 /// Longest vector that every rank reduces as a whole, with more than two ranks that share processors.
 pub(super) const ONE_SHOT_MAX: usize = 32 << 10;
@@ -134,14 +133,14 @@ impl CompiledExchange {
         let fill = |mut slot: Slot<'_>| {
             // SAFETY: for the whole block: these are parts of the vectors, by the shape of the call.
             unsafe {
-                match call.op {
+                match call.factor() {
                     // Only the sums of the last part are left.
                     _ if len == 0 => {}
-                    ReduceOp::PremulSum(factor) => {
+                    Some(factor) => {
                         let part = slot.part(0, len);
                         scale(call.data_type, part, own.add(at), len / call.data_type.size(), factor);
                     }
-                    _ => slot.copy(0, own.add(at), len),
+                    None => slot.copy(0, own.add(at), len),
                 }
                 if let Some((at, before)) = cursor.part_before()
                     && let share = shots.share(rank, before)
