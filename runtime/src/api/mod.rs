@@ -77,7 +77,7 @@ use crate::call::{Member, RawCall, Waited};
 use crate::communicator::{Core, Making, Record, Shared, WORLD, leak_in_child, on_gpus, tcp_options};
 use crate::config::Config;
 use crate::control::PeerInfo;
-use crate::dispatch::CarriedOut;
+use crate::dispatch::Explanation;
 use crate::drive;
 use crate::engine::Route;
 use crate::error::{Error, Result};
@@ -327,8 +327,8 @@ impl Communicator {
         let symmetric = core.symmetric.describe(&call).map_or_else(String::new, |words| words + "\n");
         let way = core.explain(&call)?;
         let constants = match (&way, &self.config().profile) {
-            (CarriedOut::Exchange(_), _) => String::new(),
-            (CarriedOut::Plan(_) | CarriedOut::File(..), profile) => {
+            (Explanation::Exchange(_), _) => String::new(),
+            (Explanation::Plan(_) | Explanation::File(..), profile) => {
                 let from = profile.as_ref().map_or_else(
                     || "built-in".to_owned(),
                     |loaded| format!("profile {} ({})", loaded.path.display(), loaded.profile.digest()),

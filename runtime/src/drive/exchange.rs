@@ -16,7 +16,7 @@ use crate::wait;
 /// most exchanges.
 const POLLS_FIRST: u32 = 64;
 
-/// Runs a call through the exchange, if that way was decided.
+/// Runs a call through the exchange, in this turn or in the next one that is free.
 ///
 /// # Safety
 /// See [`run_within`](super::run_within).
@@ -25,11 +25,12 @@ pub(super) unsafe fn run_exchange<'a>(
     shared: &'a Shared,
     mut core: CoreGuard<'a>,
     call: &Call,
+    turn: Option<u64>,
     begun: &Begun,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
     let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
-    let cursor = exchange.compiled.enter(call, begun.combine, begun.tag, begun.turn());
+    let cursor = exchange.compiled.enter(call, begun.combine, begun.tag, turn);
     let mut visit = Visit { call, cursor, has_just_looked: true };
     if visit.cursor.may_lend() {
         // All of it runs inside `lend`, which takes the buffers back after a panic.

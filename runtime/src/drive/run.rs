@@ -1,4 +1,4 @@
-//! Runs a checked call, blocking or asynchronous, in the way that [`Core::decide`] says.
+//! Runs a checked call, blocking or asynchronous, with the executor that [`Core::decide`] names.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use super::symmetric::run_symmetric;
 use super::{call_helper, check_usable, lend, wait_for};
 use crate::call::{self, AdapterAccess, Call, Counts, Form, GpuBuffers, Waited};
 use crate::communicator::{Core, CoreGuard, Shared, on_gpus};
-use crate::dispatch::{Decision, Known, Way};
-use crate::engine::{Buffers, Id, Job, Lent, Owner, Reservation};
+use crate::dispatch::{Decision, Executor, Known};
+use crate::engine::{Buffers, Id, Job, Lent, Owner};
 use crate::error::{Error, Result};
 use crate::failure::Cause;
 use crate::gpu::GpuPath;
@@ -36,33 +36,12 @@ pub(super) struct Begun {
     pub(super) combine: Combine,
     /// Path of a call on GPU memory.
     path: Option<GpuPath>,
-    kept: Kept,
-}
-
-/// Place that a call has kept in the order of calls while it asked for symmetric buffers.
-#[derive(Clone, Copy)]
-pub(super) enum Kept {
-    /// The call has not asked.
-    Nothing,
-    /// A turn at the exchange.
-    Turn(u64),
-    /// A place among the blocking operations.
-    Operation(Reservation),
 }
 
 impl Begun {
     /// Returns the full description of the awaited call. Most calls are over before anybody asks for it.
     pub(super) fn waited(&self, call: &Call) -> Waited {
         Waited::call(call.summary(self.form), self.sequence)
-    }
-
-    /// Returns the turn at the exchange that the call has already.
-    #[inline]
-    pub(super) const fn turn(&self) -> Option<u64> {
-        match self.kept {
-            Kept::Turn(turn) => Some(turn),
-            Kept::Nothing | Kept::Operation(_) => None,
-        }
     }
 }
 
@@ -100,13 +79,13 @@ unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> R
     shared.check_process(|| Waited::unnumbered(call.summary(form)))?;
     let mut core = shared.core();
     let begun = begin(shared, &mut core, call, form)?;
-    let Decision { asks_for_symmetric, way } = core.decide(call, form);
+    let Decision { asks_for_symmetric, executor } = core.decide(call, form);
     // SAFETY: the caller's promise, passed on.
     unsafe {
         if asks_for_symmetric {
-            ask_first(shared, core, call, way, begun, limit)
+            ask_first(shared, core, call, executor, &begun, limit)
         } else {
-            carry_out(shared, core, call, way, &begun, limit)
+            carry_out(shared, core, call, executor, &begun, limit)
         }
     }
 }
@@ -120,16 +99,16 @@ unsafe fn ask_first<'a>(
     shared: &'a Shared,
     core: CoreGuard<'a>,
     call: &Call,
-    way: Way,
-    begun: Begun,
+    executor: Executor,
+    begun: &Begun,
     limit: Duration,
 ) -> Result<()> {
     // SAFETY: the caller's promise, passed on.
-    let asked = unsafe { run_symmetric(shared, core, call, way, &begun, limit) };
+    let asked = unsafe { run_symmetric(shared, core, call, executor, begun, limit) };
     let (mut core, declined) = asked.inspect_err(|error| refused(shared, error, begun.sequence))?;
     match declined {
         // SAFETY: the caller's promise, passed on.
-        Some(kept) => unsafe { carry_out(shared, core, call, way, &Begun { kept, ..begun }, limit) },
+        Some(executor) => unsafe { carry_out(shared, core, call, executor, begun, limit) },
         None => {
             core.end_call(begun.sequence);
             Ok(())
@@ -146,15 +125,17 @@ unsafe fn carry_out<'a>(
     shared: &'a Shared,
     core: CoreGuard<'a>,
     call: &Call,
-    way: Way,
+    executor: Executor,
     begun: &Begun,
     limit: Duration,
 ) -> Result<()> {
     // SAFETY: the caller's promise, passed on.
     let mut core = unsafe {
-        match way {
-            Way::Exchange if call.gpus.is_none() => run_exchange(shared, core, call, begun, limit),
-            way => run_started(shared, core, call, way, begun, limit),
+        match executor {
+            Executor::Exchange { turn } if call.gpus.is_none() => {
+                run_exchange(shared, core, call, turn, begun, limit)
+            }
+            executor => run_started(shared, core, call, executor, begun, limit),
         }
     }
     .inspect_err(|error| refused(shared, error, begun.sequence))?;
@@ -171,13 +152,13 @@ unsafe fn run_started<'a>(
     shared: &'a Shared,
     core: CoreGuard<'a>,
     call: &Call,
-    way: Way,
+    executor: Executor,
     begun: &Begun,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
     lend(shared, move || {
         // SAFETY: the caller's promise, passed on.
-        let (core, id) = unsafe { launch(shared, core, call, way, begun, &mut None) }?;
+        let (core, id) = unsafe { launch(shared, core, call, executor, begun, &mut None) }?;
         let mut core = wait_for(shared, core, id, begun.waited(call), limit)?;
         core.engine.release(id);
         Ok(core)
@@ -193,10 +174,10 @@ pub(crate) unsafe fn start(shared: &Arc<Shared>, call: &Call, mut keep: Option<O
     shared.check_process(|| Waited::unnumbered(call.summary(Form::Started)))?;
     let mut core = shared.core();
     let begun = begin(shared, &mut core, call, Form::Started)?;
-    let Decision { way, .. } = core.decide(call, Form::Started);
+    let Decision { executor, .. } = core.decide(call, Form::Started);
     let (id, pending) = lend(shared, move || {
         // SAFETY: the caller's promise, passed on.
-        let (mut core, id) = unsafe { launch(shared, core, call, way, &begun, &mut keep) }?;
+        let (mut core, id) = unsafe { launch(shared, core, call, executor, &begun, &mut keep) }?;
         let pending = !core.engine.is_done(id);
         if pending {
             core.engine.number(id, begun.sequence);
@@ -231,7 +212,7 @@ fn begin(shared: &Shared, core: &mut Core, call: &Call, form: Form) -> Result<Be
     shared.membership.board().start(sequence, label);
     let Known { signature, combine } = core.calls.last.look_up(call, label);
     let tag = call::tag(shared.group.id, sequence, signature);
-    Ok(Begun { sequence, form, tag, combine, path, kept: Kept::Nothing })
+    Ok(Begun { sequence, form, tag, combine, path })
 }
 
 #[cold]
@@ -248,7 +229,7 @@ fn refused(shared: &Shared, error: &Error, sequence: u64) {
     }
 }
 
-/// Starts a call in the way that was decided. After an error, `keep` is still the caller's, who drops it without the core.
+/// Starts a call with this executor. After an error, `keep` is still the caller's, who drops it without the core.
 ///
 /// # Safety
 /// See [`start`].
@@ -256,37 +237,41 @@ unsafe fn launch<'a>(
     shared: &'a Shared,
     mut core: CoreGuard<'a>,
     call: &Call,
-    way: Way,
+    executor: Executor,
     begun: &Begun,
     keep: &mut Option<Owner>,
 ) -> Result<(CoreGuard<'a>, Id)> {
-    if way == Way::Plan {
-        let job = job(&mut core, call, begun);
-        let mut job = job.inspect_err(|_| {
-            if let Kept::Operation(reservation) = begun.kept {
-                core.engine.unreserve(reservation);
-            }
-        })?;
-        job.keep = keep.take();
-        // SAFETY: the caller's promise, passed on.
-        let id = unsafe {
-            match begun.kept {
-                Kept::Operation(reservation) => core.engine.start_reserved(reservation, job),
-                Kept::Nothing | Kept::Turn(_) => core.engine.start(job, begun.form),
-            }
-        };
-        return Ok((core, id));
-    }
-    let Core { engine, exchange: Some(exchange), .. } = &mut *core else {
-        unreachable!("it was decided for")
-    };
-    // SAFETY: the caller's promise, passed on.
-    match unsafe { exchange.start(engine, call, (begun.combine, begun.tag, begun.turn()), keep) } {
-        Ok(id) => Ok((core, id)),
-        // A GPU's driver refused in the middle of a call, so the other ranks cannot go on either.
-        Err(error) => {
+    match executor {
+        Executor::Engine { reservation } => {
+            let job = job(&mut core, call, begun);
+            let mut job = job.inspect_err(|_| {
+                if let Some(reservation) = reservation {
+                    core.engine.unreserve(reservation);
+                }
+            })?;
+            job.keep = keep.take();
+            // SAFETY: the caller's promise, passed on.
+            let id = unsafe {
+                match reservation {
+                    Some(reservation) => core.engine.start_reserved(reservation, job),
+                    None => core.engine.start(job, begun.form),
+                }
+            };
+            Ok((core, id))
+        }
+        Executor::Exchange { turn } => {
+            let Core { engine, exchange: Some(exchange), .. } = &mut *core else {
+                unreachable!("it was decided for")
+            };
+            // SAFETY: the caller's promise, passed on.
+            let id = unsafe { exchange.start(engine, call, begun.combine, begun.tag, turn, keep) };
+            // If a GPU's driver refuses in the middle of a call, the other ranks cannot go on either.
+            let refusal = match id {
+                Ok(id) => return Ok((core, id)),
+                Err(refusal) => refusal,
+            };
             drop(core);
-            Err(give_up(shared, Cause::Transport(error), begun.waited(call)))
+            Err(give_up(shared, Cause::Transport(refusal), begun.waited(call)))
         }
     }
 }

@@ -55,7 +55,9 @@ impl Exchange {
         &mut self,
         engine: &mut Engine,
         call: &Call,
-        (combine, tag, turn): (Combine, u64, Option<u64>),
+        combine: Combine,
+        tag: u64,
+        turn: Option<u64>,
         keep: &mut Option<Owner>,
     ) -> Result<Id, Error> {
         let mut bounce = None;
