@@ -311,8 +311,6 @@ fn job(core: &mut Core, call: &Call, begun: &Begun) -> Result<Job> {
         arithmetic: call.arithmetic(begun.combine, core.planner.is_canonical()),
         segment_elements: planned.segment_elements,
         window: planned.window,
-        channel_base: 0,
-        area_base: 0,
         tag: begun.tag,
         lent,
         keep: None,

@@ -14,10 +14,9 @@ use super::memory::Part;
 /// The purpose of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// A segment: its input has been loaded, or its output stored.
-    Segment { slot: u16, generation: u16, instance: u8 },
-    /// A step of a lane: a copy within GPU memory, or from or to scratch.
-    Step { slot: u16, generation: u16, instance: u8, lane: u16 },
+    /// The segment of an instance, whose input is loaded or whose output is stored; or a step of a lane, which copies
+    /// within GPU memory, or from or to scratch.
+    Operation { slot: u16, generation: u16, instance: u8, lane: Option<u16> },
     /// A message.
     Transfer { slot: u16, generation: u16 },
 }

@@ -18,6 +18,7 @@ mod operation;
 mod outcomes;
 mod probing;
 mod reserved;
+mod slot;
 mod staged;
 mod staging;
 mod sync_copy;
@@ -38,9 +39,10 @@ pub(crate) use links::Links;
 pub use links::Route;
 pub(crate) use matching::label;
 pub(crate) use memory::Buffers;
-use operation::Operation;
 pub(crate) use operation::{Job, Lent, needs};
+use operation::{Operation, Position};
 pub(crate) use reserved::Reservation;
+use slot::{Phase, Slot};
 pub(crate) use sync_copy::SyncCopier;
 
 pub(crate) use staging::Staging;
@@ -67,31 +69,6 @@ pub(crate) type Owner = Box<dyn Any + Send>;
 pub(crate) enum Id {
     Operation { slot: u16, generation: u16 },
     Transfer { slot: u16, generation: u16 },
-}
-
-#[derive(Debug)]
-enum Phase {
-    Free,
-    /// A call may become an operation here.
-    Reserved,
-    Queued(Box<Job>),
-    Running,
-    /// Another component carries the operation out.
-    Elsewhere,
-    Done,
-}
-
-#[derive(Debug)]
-struct Slot {
-    phase: Phase,
-    group: u16,
-    /// Whether nobody needs the result, so that the slot is freed when the operation is done.
-    forgotten: bool,
-    /// Number of the started collective whose end is to be noted; 0 if there is none.
-    number: u64,
-    /// Memory that the operation works on, as the links have been told.
-    lent: Lent,
-    operation: Box<Operation>,
 }
 
 /// Returns the most channels that one operation may use, of those that the transports offer to a peer.
@@ -154,7 +131,7 @@ impl Engine {
         channels_per_operation(self.channels_max)
     }
 
-    /// Starts an operation, or queues it. `job.channel_base` and `job.area_base` are set here.
+    /// Starts an operation, or queues it.
     ///
     /// # Safety
     /// Until the operation is done or [`Engine::abort`] has returned, the job's buffers are valid and nobody else
@@ -188,15 +165,11 @@ impl Engine {
     /// See [`Engine::start`].
     unsafe fn start_in(&mut self, slot: u16, mut job: Job) -> Id {
         let _floats = DefaultFloats::enter();
-        let group = self.slots[slot as usize].group;
-        job.channel_base = TRANSFER_CHANNEL + 1 + group * self.channels_per_operation();
-        job.area_base = group * STAGE_SEGMENTS as u16;
-        let first = self.groups[group as usize].front() == Some(&slot);
         let entry = &mut self.slots[slot as usize];
-        // The operation takes the next generation when it starts.
-        let generation = entry.operation.generation().wrapping_add(1);
+        let generation = entry.next_generation();
+        entry.keep = job.keep.take();
         self.running += 1;
-        if first {
+        if self.groups[entry.group as usize].front() == Some(&slot) {
             // SAFETY: the caller's promise, passed on.
             let is_over = unsafe { self.launch(slot, job) };
             self.went_on(slot, is_over);
@@ -210,8 +183,8 @@ impl Engine {
     pub(crate) fn admit(&mut self, keep: Option<Owner>) -> Id {
         let slot = self.take_slot();
         let entry = &mut self.slots[slot as usize];
-        (entry.phase, entry.forgotten) = (Phase::Elsewhere, false);
-        let generation = entry.operation.stand_in(keep);
+        (entry.phase, entry.forgotten, entry.keep) = (Phase::Elsewhere, false, keep);
+        let generation = entry.next_generation();
         self.running += 1;
         Id::Operation { slot, generation }
     }
@@ -237,17 +210,8 @@ impl Engine {
 
     fn take_slot(&mut self) -> u16 {
         self.free.pop().unwrap_or_else(|| {
-            let slot = self.slots.len() as u16;
-            let operation = Box::new(Operation::new(slot));
-            self.slots.push(Slot {
-                phase: Phase::Free,
-                group: 0,
-                forgotten: false,
-                number: 0,
-                lent: Lent::default(),
-                operation,
-            });
-            slot
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u16
         })
     }
 
@@ -313,17 +277,9 @@ impl Engine {
         while self.failure.is_none() {
             match self.copies.poll() {
                 Ok(None) => break,
-                Ok(Some(Mark::Segment { slot, generation, instance })) => {
-                    if self.is_running(slot, generation) {
-                        let operation = &mut self.slots[slot as usize].operation;
-                        let result = operation.copied(instance, &mut self.links, &mut self.copies);
-                        self.went_on(slot, result);
-                    }
-                }
-                Ok(Some(Mark::Step { slot, generation, instance, lane })) => {
-                    if self.is_running(slot, generation) {
-                        let operation = &mut self.slots[slot as usize].operation;
-                        let result = operation.step_copied(instance, lane, &mut self.links, &mut self.copies);
+                Ok(Some(Mark::Operation { slot, generation, instance, lane })) => {
+                    if let Some(operation) = self.slots[slot as usize].operation_mut(generation) {
+                        let result = operation.copied(instance, lane, &mut self.links, &mut self.copies);
                         self.went_on(slot, result);
                     }
                 }
@@ -430,7 +386,8 @@ impl Engine {
                 // A queued operation waits for the same ranks as the first one of its group.
                 let group = &self.groups[self.slots[slot as usize].group as usize];
                 let slot = group.front().copied().unwrap_or(slot);
-                self.slots[slot as usize].operation.waiting_for(&self.links)
+                let operation = self.slots[slot as usize].operation();
+                operation.map_or_else(Vec::new, |operation| operation.waiting_for(&self.links))
             }
             Id::Transfer { slot, .. } => self.transfers.waiting_for(slot),
         }
@@ -473,8 +430,9 @@ impl Engine {
 
     /// Returns the bytes of staging held for operations.
     pub(crate) fn staging_bytes(&self) -> usize {
-        let of_operations: usize = self.slots.iter().map(|slot| slot.operation.staging_bytes()).sum();
-        of_operations + self.transfers.gpu_messages.spare_bytes()
+        let running = self.slots.iter().filter_map(|slot| slot.operation()).map(Operation::staging_bytes);
+        let spare = self.slots.iter().map(|slot| slot.spare.staging_bytes());
+        running.chain(spare).sum::<usize>() + self.transfers.gpu_messages.spare_bytes()
     }
 
     /// Tells the links that the owner is about to sleep, and returns how. See [`kolo_transport::Endpoint::arm`].
@@ -500,17 +458,26 @@ impl Engine {
     /// # Safety
     /// See [`Engine::start`].
     unsafe fn launch(&mut self, slot: u16, job: Job) -> Result<bool, Error> {
+        let channels_per_operation = self.channels_per_operation();
         let entry = &mut self.slots[slot as usize];
-        entry.phase = Phase::Running;
-        entry.lent = job.lent;
+        entry.phase = Phase::Starting;
+        let binding = entry.spare.bind(&job, &self.links)?;
+        let position = Position {
+            slot,
+            generation: entry.generation,
+            channel_base: TRANSFER_CHANNEL + 1 + entry.group * channels_per_operation,
+            area_base: entry.group * STAGE_SEGMENTS as u16,
+        };
         // SAFETY: the buffers stay until the operation is over or everything is aborted.
         unsafe { self.links.lend(job.lent) };
-        // SAFETY: the caller's promise, passed on.
-        let result = unsafe { entry.operation.start(job, &mut self.links, &mut self.copies) };
-        if entry.operation.uses_stage() {
+        let operation = Operation::new(job, binding, &mut entry.spare, position);
+        if operation.uses_stage() {
             self.staged.push(slot);
         }
-        result
+        entry.phase = Phase::Running(operation);
+        let Some(operation) = entry.operation_mut(position.generation) else { unreachable!("it runs there") };
+        // SAFETY: the caller's promise, passed on.
+        unsafe { operation.begin(&mut self.links, &mut self.copies) }
     }
 
     /// Handles the result of advancing an operation.
@@ -522,11 +489,6 @@ impl Engine {
         }
     }
 
-    fn is_running(&self, slot: u16, generation: u16) -> bool {
-        let entry = &self.slots[slot as usize];
-        matches!(entry.phase, Phase::Running) && entry.operation.generation() == generation
-    }
-
     fn completed(&mut self, name: Name) {
         if name.instance == TRANSFER {
             if let Err(error) = self.transfers.done(name) {
@@ -534,12 +496,12 @@ impl Engine {
             }
             return;
         }
-        if !self.is_running(name.slot, name.generation) || self.failure.is_some() {
-            return;
+        if self.failure.is_none()
+            && let Some(operation) = self.slots[name.slot as usize].operation_mut(name.generation)
+        {
+            let result = operation.completed(name, &mut self.links, &mut self.copies);
+            self.went_on(name.slot, result);
         }
-        let operation = &mut self.slots[name.slot as usize].operation;
-        let result = operation.completed(name, &mut self.links, &mut self.copies);
-        self.went_on(name.slot, result);
     }
 
     /// Ends an operation, and starts the next one of its group.
@@ -558,7 +520,9 @@ impl Engine {
             if !matches!(phase, Phase::Queued(_)) {
                 return;
             }
-            let Phase::Queued(job) = std::mem::replace(phase, Phase::Running) else { return };
+            let Phase::Queued(job) = std::mem::replace(phase, Phase::Starting) else {
+                unreachable!("it is queued")
+            };
             // SAFETY: the promise to `start` for this job still holds, since it is not done.
             match unsafe { self.launch(first, *job) } {
                 Ok(true) => {
@@ -574,15 +538,13 @@ impl Engine {
     /// Ends an operation. Its slot keeps the result until it is asked for, unless the operation was forgotten.
     fn over(&mut self, slot: u16) {
         let entry = &mut self.slots[slot as usize];
-        entry.phase = Phase::Done;
-        if entry.operation.uses_stage() {
+        if let Some(operation) = entry.operation() {
+            self.links.reclaim(operation.lent());
             self.staged.retain(|staged| *staged != slot);
         }
-        self.links.reclaim(std::mem::take(&mut entry.lent));
+        entry.end(Phase::Done);
         self.running -= 1;
-        if entry.number > 0 {
-            self.ended.push(std::mem::take(&mut entry.number));
-        }
+        self.ended.extend(entry.number.take());
         if std::mem::take(&mut entry.forgotten) {
             self.release(Id::Operation { slot, generation: 0 });
         }

@@ -283,8 +283,6 @@ fn job(algorithm: Algorithm, task: &Task, rank: u32, count: usize, buffers: Buff
         },
         segment_elements: 40,
         window: 2,
-        channel_base: 0,
-        area_base: 0,
         tag: 7,
         lent: super::Lent::default(),
         keep: None,

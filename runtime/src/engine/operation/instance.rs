@@ -9,7 +9,7 @@ use kolo_transport::{Awaited, Error, Piece};
 use super::super::local::Reducer;
 use super::super::memory::Binding;
 use super::super::staging::Staging;
-use super::staged::Kit;
+use super::staged::FoldBuffers;
 use crate::reduce::Combine;
 
 /// Most pinned scratch of an operation on GPU memory, unless a single segment needs more. It is enough to copy a few
@@ -42,7 +42,7 @@ pub(super) struct Instance {
     pub(super) round: u16,
     /// Publications that a step waits for on the stage.
     pub(super) awaited: Option<Awaited>,
-    pub(super) kit: Kit,
+    pub(super) fold_buffers: FoldBuffers,
 }
 
 /// Progress of a lane of the plan.
@@ -53,6 +53,14 @@ pub(super) struct Lane {
     /// Whether a completion will end the step at the cursor.
     pub(super) receiving: bool,
     pub(super) reducer: Box<UnsafeCell<Reducer>>,
+}
+
+impl Lane {
+    /// Ends the step at the cursor, which was pending.
+    pub(super) fn end_step(&mut self) {
+        self.receiving = false;
+        self.cursor += 1;
+    }
 }
 
 impl Instance {
@@ -75,7 +83,7 @@ impl Instance {
             scratch: Staging::new(),
             round: 0,
             awaited: None,
-            kit: Kit::default(),
+            fold_buffers: FoldBuffers::default(),
         }
     }
 

@@ -38,10 +38,6 @@ pub(crate) struct Job {
     pub(crate) arithmetic: Arithmetic,
     pub(crate) segment_elements: usize,
     pub(crate) window: usize,
-    /// First transport channel that the operation may use.
-    pub(crate) channel_base: u16,
-    /// First area of the stage that the operation may use.
-    pub(crate) area_base: u16,
     pub(crate) tag: u64,
     /// The whole memory that messages come from and go to.
     pub(crate) lent: Lent,
