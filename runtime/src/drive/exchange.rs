@@ -117,7 +117,7 @@ impl Goal for Visit<'_> {
         }
         // Before it comes here, another rank may be waiting for an earlier operation of this rank.
         let moved = core.progress_others() || self.cursor.position() > before;
-        Ok(at_the_exchange(core, self.cursor.turn(), moved))
+        Ok(at_the_exchange(core, self.cursor.turn, moved))
     }
 
     fn waiting_for(&self, core: &Core) -> Vec<u32> {
@@ -125,7 +125,7 @@ impl Goal for Visit<'_> {
     }
 
     fn turn(&self) -> Option<u64> {
-        Some(self.cursor.turn())
+        Some(self.cursor.turn)
     }
 }
 

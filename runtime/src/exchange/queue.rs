@@ -70,7 +70,7 @@ impl Exchange {
         let id = engine.admit(keep.take());
         let cursor = self.compiled.enter(&call, combine, tag, turn);
         // A turn that the call had before may come before those of calls that were started meanwhile.
-        let at = self.queue.waiting.partition_point(|earlier| earlier.cursor.turn() < cursor.turn());
+        let at = self.queue.waiting.partition_point(|earlier| earlier.cursor.turn < cursor.turn);
         self.queue.waiting.insert(at, Started { id, call, cursor, bounce });
         self.progress(engine);
         Ok(id)
@@ -84,7 +84,7 @@ impl Exchange {
 
     /// Returns whether the current turn is that of a started call, which the driving thread advances.
     pub(crate) fn queue_has_turn(&self) -> bool {
-        self.queue.waiting.front().is_some_and(|front| self.compiled.has_turn(front.cursor.turn()))
+        self.queue.waiting.front().is_some_and(|front| self.compiled.has_turn(front.cursor.turn))
     }
 
     /// Returns whether the driving thread moves a started call on: the call has the turn at hand, or a GPU copies for it.
@@ -165,7 +165,7 @@ impl Exchange {
                 Ok(false) => return moved || first.cursor.position() > before,
                 Err(found) => {
                     let kind = ErrorKind::Mismatch {
-                        expected_tag: first.cursor.tag(),
+                        expected_tag: first.cursor.tag,
                         tag: found.tag,
                         expected_len: 0,
                         len: 0,

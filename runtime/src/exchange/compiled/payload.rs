@@ -7,7 +7,7 @@ use kolo_transport::Needs;
 use kolo_transport::shm::Slot;
 
 use super::CompiledExchange;
-use super::cursor::{ExchangeCursor, place};
+use super::cursor::{ExchangeCursor, Part, place};
 use crate::call::{Call, reduces};
 use crate::reduce::scale;
 
@@ -18,7 +18,7 @@ impl CompiledExchange {
     /// The contribution is as long as the collective defines.
     #[inline]
     pub(super) unsafe fn publish(&mut self, call: &Call, cursor: &ExchangeCursor, own: Option<*const u8>) {
-        let ((at, len), block) = (cursor.part(), cursor.block);
+        let (Part { at, len }, block) = (cursor.part, cursor.block);
         let (rank, members, skips_own) = (self.rank, self.members, !self.reads_own_back(call));
         let fill = own.map(|own| {
             move |mut slot: Slot<'_>| {
@@ -65,7 +65,7 @@ impl CompiledExchange {
     /// The buffers of the call are valid, and all payloads that are needed have been published.
     #[inline]
     pub(super) unsafe fn take(&self, call: &Call, cursor: &ExchangeCursor) {
-        let (at, _) = cursor.part();
+        let at = cursor.part.at;
         let (rank, root, members) = (self.rank, call.root as usize, self.members);
         let reduced = match call.collective {
             Collective::AllReduce => Some((0, 0..members)),
@@ -102,20 +102,20 @@ impl CompiledExchange {
     #[inline]
     pub(super) unsafe fn keep(&self, call: &Call, cursor: &ExchangeCursor, own: Option<*const u8>) {
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.keep_bytes(call, cursor, own, cursor.part()) }
+        unsafe { self.keep_part(call, cursor, own, cursor.part) }
     }
 
-    /// Copies `len` bytes of this rank's block, from `at` on.
+    /// Copies a part of this rank's block.
     ///
     /// # Safety
-    /// As [`Self::keep`]; the bytes are inside the block.
+    /// As [`Self::keep`]; the part is inside the block.
     #[inline]
-    pub(super) unsafe fn keep_bytes(
+    pub(super) unsafe fn keep_part(
         &self,
         call: &Call,
         cursor: &ExchangeCursor,
         own: Option<*const u8>,
-        (at, len): (usize, usize),
+        Part { at, len }: Part,
     ) {
         let (rank, root) = (self.rank, call.root as usize);
         // Index of the block in the contribution, and in the output.
@@ -178,7 +178,7 @@ impl CompiledExchange {
         call: &Call,
         cursor: &ExchangeCursor,
         own: Option<*const u8>,
-        (at, len): (usize, usize),
+        Part { at, len }: Part,
         member: usize,
         index: usize,
     ) -> *const u8 {
@@ -195,7 +195,7 @@ impl CompiledExchange {
     /// Copies each other member's payload for this one into that member's block of the output.
     #[inline]
     unsafe fn fetch_all(&self, call: &Call, cursor: &ExchangeCursor) {
-        let (at, _) = cursor.part();
+        let at = cursor.part.at;
         for member in (0..self.members).filter(|member| *member != self.rank) {
             // SAFETY: the output has a block for each member.
             unsafe {
@@ -207,7 +207,7 @@ impl CompiledExchange {
     /// Copies another member's payload for this one.
     #[inline]
     unsafe fn fetch(&self, call: &Call, cursor: &ExchangeCursor, member: usize, to: *mut u8) {
-        let (_, len) = cursor.part();
+        let len = cursor.part.len;
         let index = match call.collective {
             Collective::Scatter | Collective::AllToAll => place(call.collective, member, self.rank),
             // Each member publishes one block for all.
@@ -221,12 +221,11 @@ impl CompiledExchange {
     /// Reduces part `index` of the given members' payloads into the output.
     #[inline]
     unsafe fn reduce(&self, call: &Call, cursor: &ExchangeCursor, index: usize, members: Range<usize>) {
-        let (at, len) = cursor.part();
-        let own = self.own(call);
+        let (part, own) = (cursor.part, self.own(call));
         // SAFETY: the output has room for the part, and the sources are as long.
         unsafe {
-            let payload = |member| self.source(call, cursor, own, (at, len), member, index);
-            self.fold(call, cursor, call.output.add(at), len, members, payload);
+            let payload = |member| self.source(call, cursor, own, part, member, index);
+            self.fold(call, cursor, call.output.add(part.at), part.len, members, payload);
         }
     }
 

@@ -21,7 +21,7 @@ use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::{Needs, StageMismatch};
 
 use super::CompiledExchange;
-use super::cursor::ExchangeCursor;
+use super::cursor::{ExchangeCursor, Part};
 use super::judge::{Judge, Stopwatch, Way};
 use crate::call::Call;
 
@@ -193,7 +193,7 @@ impl CompiledExchange {
         let own = self.contribution(call);
         let begun = cursor.in_place.watch.start();
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.keep_bytes(call, cursor, own, (0, cursor.block)) };
+        unsafe { self.keep_part(call, cursor, own, Part { at: 0, len: cursor.block }) };
         cursor.in_place.watch.stop(begun);
     }
 
