@@ -19,7 +19,7 @@ use super::routes;
 use super::shared::{Contended, Fault, Group, Shared, World};
 use super::shared_memory;
 use super::time_limit::TimeLimit;
-use crate::affinity::{self, Place, SoftAffinity};
+use crate::affinity::{self, Processor, SoftAffinity};
 use crate::config::{Config, Determinism};
 use crate::control::{ExchangeKey, PeerInfo, StatusBoard};
 use crate::dispatch::{Limits, Planner};
@@ -229,9 +229,9 @@ impl Making {
         let symmetric =
             SymmetricBuffers::new(rank, group.size, config.symmetric_bytes, canonical, planner.forced());
         let assign = || assign_processor(rank as usize, &group.hosts, cards);
-        let mut place = Place::new(self.world.processor.get_or_init(assign).map(SoftAffinity::new));
+        let mut processor = Processor::new(self.world.processor.get_or_init(assign).map(SoftAffinity::new));
         if let Some(between) = planner.network().between() {
-            place.learn(between.round_trip_seconds());
+            processor.learn(between.round_trip_seconds());
         }
         Ok(Core {
             engine,
@@ -243,7 +243,7 @@ impl Making {
             board,
             awaited: Awaited::default(),
             sleepers: Sleepers::default(),
-            place,
+            processor,
             closed: false,
         })
     }

@@ -7,7 +7,7 @@ use kolo_transport::ParkBy;
 
 use super::awaited::Awaited;
 use super::recorder::Recorder;
-use crate::affinity::Place;
+use crate::affinity::Processor;
 use crate::call::{Call, Form};
 use crate::control::StatusBoard;
 use crate::dispatch::{Decision, Executor, Explanation, LastCall, Planner, decide};
@@ -32,7 +32,7 @@ pub(crate) struct Core {
     /// Started operations that tasks await, or that the program polls.
     pub(crate) awaited: Awaited,
     pub(crate) sleepers: Sleepers,
-    pub(crate) place: Place,
+    pub(crate) processor: Processor,
     pub(crate) closed: bool,
 }
 

@@ -31,16 +31,16 @@ pub(super) unsafe fn run_exchange<'a>(
 ) -> Result<CoreGuard<'a>> {
     let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
     let cursor = exchange.compiled.enter(call, begun.combine, begun.tag, turn);
-    let mut visit = Visit { call, cursor, has_just_looked: true };
-    if visit.cursor.may_lend() {
+    let mut goal = ExchangeGoal { call, cursor, has_just_looked: true };
+    if goal.cursor.may_lend() {
         // All of it runs inside `lend`, which takes the buffers back after a panic.
-        visit.has_just_looked = false;
-        return watched(shared, core, visit, begun.waited(call), limit);
+        goal.has_just_looked = false;
+        return watched(shared, core, goal, begun.waited(call), limit);
     }
-    let (core, outcome) = poll_first(shared, core, &mut visit);
+    let (core, outcome) = poll_first(shared, core, &mut goal);
     match outcome {
         Ok(true) => Ok(core),
-        Ok(false) => watched(shared, core, visit, begun.waited(call), limit),
+        Ok(false) => watched(shared, core, goal, begun.waited(call), limit),
         Err(fault) => {
             drop(core);
             Err(fault.error(shared, begun.waited(call)))
@@ -54,7 +54,7 @@ pub(super) unsafe fn run_exchange<'a>(
 fn poll_first<'a>(
     shared: &'a Shared,
     core: CoreGuard<'a>,
-    visit: &mut Visit<'_>,
+    goal: &mut ExchangeGoal<'_>,
 ) -> (CoreGuard<'a>, Result<bool, Fault>) {
     let lent = Lent::new(shared);
     // Dropped before the guard, which needs it.
@@ -63,7 +63,7 @@ fn poll_first<'a>(
     #[cfg(test)]
     super::injected::first_poll();
     let outcome = loop {
-        match visit.advance(&mut core) {
+        match goal.advance(&mut core) {
             Ok(false) if polls > 0 && !shared.is_wanted() && core.engine.outstanding() == 0 => {}
             outcome => break outcome,
         }
@@ -80,19 +80,19 @@ fn poll_first<'a>(
 fn watched<'a>(
     shared: &'a Shared,
     core: CoreGuard<'a>,
-    visit: Visit<'_>,
+    goal: ExchangeGoal<'_>,
     waited: Waited,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
     lend(shared, move || {
         let _attended = Attended::new(&shared.attendance);
-        drive(shared, core, visit, waited, &mut patience(shared, limit))
+        drive(shared, core, goal, waited, &mut patience(shared, limit))
     })
 }
 
 /// A call on its way through the exchange. Only [`run_exchange`] makes one, and its caller lends the buffers until it
 /// returns.
-struct Visit<'c> {
+struct ExchangeGoal<'c> {
     call: &'c Call,
     cursor: ExchangeCursor,
     /// Whether the loop's first step would only poll again, and take the cache lines from the ranks about to write
@@ -100,7 +100,7 @@ struct Visit<'c> {
     has_just_looked: bool,
 }
 
-impl Visit<'_> {
+impl ExchangeGoal<'_> {
     #[inline(always)]
     fn advance(&mut self, core: &mut Core) -> Result<bool, Fault> {
         let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
@@ -109,7 +109,7 @@ impl Visit<'_> {
     }
 }
 
-impl Goal for Visit<'_> {
+impl Goal for ExchangeGoal<'_> {
     fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
         let before = self.cursor.position();
         if !std::mem::take(&mut self.has_just_looked) && self.advance(core)? {

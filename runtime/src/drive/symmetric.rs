@@ -47,9 +47,9 @@ pub(super) unsafe fn run_symmetric<'a>(
             Executor::Engine { .. } => Executor::Engine { reservation: Some(engine.reserve()) },
         };
         let mut is_declined = false;
-        let reaching = Reaching { running, is_declined: &mut is_declined };
+        let goal = SymmetricGoal { running, is_declined: &mut is_declined };
         let _attended = Attended::new(&shared.attendance);
-        let mut core = drive(shared, core, reaching, begun.waited(call), &mut patience(shared, limit))?;
+        let mut core = drive(shared, core, goal, begun.waited(call), &mut patience(shared, limit))?;
         if is_declined {
             return Ok((core, Some(executor)));
         }
@@ -61,12 +61,12 @@ pub(super) unsafe fn run_symmetric<'a>(
 }
 
 /// A call on symmetric buffers. Only [`run_symmetric`] makes one, and its caller lends the buffers until it returns.
-struct Reaching<'a, 'call> {
+struct SymmetricGoal<'a, 'call> {
     running: &'a mut SymmetricCall<'call>,
     is_declined: &'a mut bool,
 }
 
-impl Goal for Reaching<'_, '_> {
+impl Goal for SymmetricGoal<'_, '_> {
     fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
         let Core { exchange: Some(exchange), symmetric, .. } = core else {
             unreachable!("it was there when the call began")

@@ -20,7 +20,7 @@ const BLOCK_BYTES: usize = 4 << 10;
 
 /// Everything needed to combine elements.
 #[derive(Debug)]
-pub(super) struct Kit {
+pub(super) struct Combiner {
     arithmetic: Arithmetic,
     /// Each member's factor, for pre-multiplied sums.
     factors: Vec<f64>,
@@ -28,7 +28,7 @@ pub(super) struct Kit {
     partial: RefCell<Vec<u8>>,
 }
 
-impl Kit {
+impl Combiner {
     pub(super) fn new(call: &Call, combine: Combine, members: usize, canonical: bool) -> Self {
         let arithmetic = call.arithmetic(combine, canonical && members > 2);
         Self { arithmetic, factors: Vec::new(), partial: RefCell::default() }
@@ -97,7 +97,7 @@ impl Job {
     }
 
     /// Prepares the job once all items are added.
-    pub(super) fn prepare(&mut self, kit: &Kit, scratch: &mut Vec<u8>) {
+    pub(super) fn prepare(&mut self, combiner: &Combiner, scratch: &mut Vec<u8>) {
         let base = self.aside.as_mut_ptr();
         for patch in &self.patches {
             self.items[patch.item].targets[0] = base.wrapping_add(patch.from);
@@ -105,7 +105,7 @@ impl Job {
         let touched: usize =
             self.items.iter().map(|item| item.bytes * (item.sources.len() + item.targets.len())).sum();
         self.streams = touched >= STREAMING_BYTES;
-        scratch.resize((1 + kit.factors.len()) * BLOCK_BYTES, 0);
+        scratch.resize((1 + combiner.factors.len()) * BLOCK_BYTES, 0);
     }
 
     /// Does a piece of the work. Returns true once all is done.
@@ -113,14 +113,14 @@ impl Job {
     /// # Safety
     /// Sources are readable and targets writable for the length of their item. Nobody else writes either or reads the
     /// targets. A target is one of its item's sources, or overlaps no source of any item.
-    pub(super) unsafe fn step(&mut self, kit: &Kit, scratch: &mut [u8]) -> bool {
+    pub(super) unsafe fn step(&mut self, combiner: &Combiner, scratch: &mut [u8]) -> bool {
         let _floats = DefaultFloats::enter();
         let mut left = PIECE_BYTES;
         while let Some(item) = self.items.get(self.done) {
             let len = BLOCK_BYTES.min(item.bytes - self.at);
             if len > 0 {
                 // SAFETY: the caller's promise, passed on; the block is inside the item.
-                unsafe { kit.block(item, self.at, len, self.streams, scratch) };
+                unsafe { combiner.block(item, self.at, len, self.streams, scratch) };
             }
             self.at += len;
             if self.at == item.bytes {
@@ -148,7 +148,7 @@ impl Job {
     }
 }
 
-impl Kit {
+impl Combiner {
     /// Does bytes `at..at + len` of an item.
     ///
     /// # Safety

@@ -11,7 +11,7 @@ use kolo_collectives::plan::{Placement, Plan};
 use kolo_gdr::Gpu;
 use kolo_transport::Error;
 
-use super::super::copies::{CopyQueues, Mark, Way};
+use super::super::copies::{CopyKind, CopyQueues, Mark};
 use super::super::memory::{Binding, Bounced};
 use super::instance::Instance;
 use super::job::Job;
@@ -54,7 +54,7 @@ impl Bound {
         let parts = binding.loads(instance.segment, self.buffers, instance.scratch.ptr());
         // SAFETY: bounce buffers have room for their segment, and lie in scratch, which is pinned and which no lane
         // uses. The buffers are valid (see `begin`), and the engine settles copies before it gives an operation up.
-        unsafe { copies.start(Way::Load, gpu, parts, self.mark(index, None)) }?;
+        unsafe { copies.start(CopyKind::Load, gpu, parts, self.mark(index, None)) }?;
         Ok(true)
     }
 
@@ -71,7 +71,7 @@ impl Bound {
         };
         let parts = binding.stores(instance.segment, self.buffers, instance.scratch.ptr());
         // SAFETY: as in `load`.
-        unsafe { copies.start(Way::Store, gpu, parts, self.mark(index, None)) }?;
+        unsafe { copies.start(CopyKind::Store, gpu, parts, self.mark(index, None)) }?;
         Ok(true)
     }
 

@@ -3,7 +3,7 @@
 
 use kolo_transport::Error;
 
-use super::super::copies::{CopyQueues, Way};
+use super::super::copies::{CopyKind, CopyQueues};
 use super::super::memory::Part;
 use super::Operation;
 use crate::call::AdapterAccess;
@@ -34,7 +34,7 @@ impl Operation {
         // SAFETY: the parts are valid by `begin`, and the scratch is pinned. The checker proves that they do not
         // overlap, and that nothing else touches them before the step is over. The engine settles copies before it
         // gives an operation up.
-        unsafe { copies.start(Way::Step, gpu, parts, mark) }?;
+        unsafe { copies.start(CopyKind::Step, gpu, parts, mark) }?;
         // As for a receive, a completion will end the step.
         self.instances[index as usize].lanes[lane].receiving = true;
         Ok(())
