@@ -205,7 +205,9 @@ impl Making {
         let limits = Limits { channels: engine.channels_per_operation(), stages };
         let mut planner = Planner::new(rank, (Arc::clone(hosts), &names), model, config, limits)?;
         let here = hosts[rank as usize];
-        engine.expect(network.between().into_iter().flat_map(|between| between.rates(here, hosts)));
+        engine
+            .links_mut()
+            .expect(network.between().into_iter().flat_map(|between| between.rates(here, hosts)));
         planner.learn(network);
         let canonical = config.determinism == Determinism::Canonical;
         let exchange = established.exchange.filter(|_| config.exchange_bytes != Some(0)).map(|area| {

@@ -349,7 +349,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         let mut core = self.core();
         let (shared, goal, waited) = (self.shared, &self.goal, self.waited);
         let unheard = timed_out::note_unheard(shared, &core);
-        if unheard.into_iter().any(|peer| core.engine.black_hole(peer).is_some()) {
+        if unheard.into_iter().any(|peer| core.engine.links_mut().black_hole(peer).is_some()) {
             let peers = goal.waiting_for(&core);
             drop(core);
             return Err(time_out(shared, waited, STALL + asked_at.elapsed(), &peers));

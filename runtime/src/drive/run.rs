@@ -41,7 +41,7 @@ pub(super) struct Begun {
 impl Begun {
     /// Returns the full description of the awaited call. Most calls are over before anybody asks for it.
     pub(super) fn waited(&self, call: &Call) -> Waited {
-        Waited::call(call.summary(self.form), self.sequence)
+        Waited::Call(call.summary(self.form), Some(self.sequence))
     }
 }
 
@@ -198,7 +198,7 @@ pub(crate) unsafe fn start(shared: &Arc<Shared>, call: &Call, mut keep: Option<O
 fn begin(shared: &Shared, core: &mut Core, call: &Call, form: Form) -> Result<Begun> {
     let sequence = core.calls.sequence + 1;
     let summary = call.summary(form);
-    let waited = || Waited::call(summary, sequence);
+    let waited = || Waited::Call(summary, Some(sequence));
     if !shared.is_well(core) {
         check_usable(shared, core, waited())?;
     }
@@ -250,13 +250,9 @@ unsafe fn launch<'a>(
                 }
             })?;
             job.keep = keep.take();
+            let reservation = reservation.unwrap_or_else(|| core.engine.reserve(begun.form));
             // SAFETY: the caller's promise, passed on.
-            let id = unsafe {
-                match reservation {
-                    Some(reservation) => core.engine.start_reserved(reservation, job),
-                    None => core.engine.start(job, begun.form),
-                }
-            };
+            let id = unsafe { core.engine.start(reservation, job) };
             Ok((core, id))
         }
         Executor::Exchange { turn } => {

@@ -8,7 +8,7 @@ use super::driver::{Fault, Goal, drive, patience};
 use super::exchange::at_the_exchange;
 use super::run::Begun;
 use super::{Step, lend};
-use crate::call::Call;
+use crate::call::{Call, Form};
 use crate::cancel::Whole;
 use crate::communicator::{Attended, Core, CoreGuard, Shared};
 use crate::dispatch::Executor;
@@ -44,7 +44,7 @@ pub(super) unsafe fn run_symmetric<'a>(
             Executor::Exchange { .. } => {
                 Executor::Exchange { turn: Some(running.keep_next(&mut exchange.compiled)) }
             }
-            Executor::Engine { .. } => Executor::Engine { reservation: Some(engine.reserve()) },
+            Executor::Engine { .. } => Executor::Engine { reservation: Some(engine.reserve(Form::Blocking)) },
         };
         let mut is_declined = false;
         let goal = SymmetricGoal { running, is_declined: &mut is_declined };

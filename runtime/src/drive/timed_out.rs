@@ -36,7 +36,7 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
     let culprit_is_known = asked.iter().any(|asked| holds_up(&asked));
     let mut core = shared.core();
     let unheard_by = note_unheard(shared, &core);
-    let hole = |peer: &u32| Some((*peer, core.engine.black_hole(*peer)?));
+    let hole = |peer: &u32| Some((*peer, core.engine.links_mut().black_hole(*peer)?));
     let holes: Vec<Hole> = unheard_by.iter().filter_map(hole).collect();
     drop(core);
     let mut cuts: Vec<Cut> = unheard_by.into_iter().map(|peer| (shared.group.rank, peer)).collect();

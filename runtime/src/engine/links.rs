@@ -1,6 +1,6 @@
 //! The endpoints of a communicator, and which of them leads to each peer.
 
-use super::{Engine, Lent};
+use super::Lent;
 use kolo_transport::{
     Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, Paced, ParkBy,
     Piece, Posted, Rail, Registered, Sink, Stage, StageCaps, Token, TransportKind,
@@ -129,7 +129,7 @@ impl Links {
         }
     }
 
-    /// See [`Endpoint::look_for`].
+    /// Checks that a peer is alive, as far as its transport can tell: see [`Endpoint::look_for`].
     pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
         self.endpoint(peer)?.look_for(peer)
     }
@@ -140,7 +140,7 @@ impl Links {
     }
 
     /// Calls [`Endpoint::expect`] for some peers.
-    pub(super) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
+    pub(crate) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
         for (peer, bytes_per_second) in rates {
             if let Some(endpoint) = self.at_mut(peer) {
                 endpoint.expect(peer, bytes_per_second);
@@ -173,7 +173,8 @@ impl Links {
         self.endpoints.iter().find_map(|endpoint| endpoint.paced())
     }
 
-    /// See [`Endpoint::leave`].
+    /// Says goodbye: see [`Endpoint::leave`]. [`Engine::abort`](super::Engine::abort) or
+    /// [`Engine::close`](super::Engine::close) follows.
     pub(crate) fn leave(&mut self) {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.leave());
     }
@@ -299,17 +300,5 @@ impl Links {
         self.at_mut(peer).ok_or_else(|| {
             Error::new(ErrorKind::Usage, "kolo", Some(peer), "there is no transport to this rank".to_owned())
         })
-    }
-}
-
-impl Engine {
-    /// Checks that a peer is alive, as far as its transport can tell.
-    pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
-        self.links.look_for(peer)
-    }
-
-    /// See [`Endpoint::black_hole`].
-    pub(crate) fn black_hole(&mut self, peer: u32) -> Option<u32> {
-        self.links.black_hole(peer)
     }
 }

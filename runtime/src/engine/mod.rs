@@ -4,7 +4,7 @@
 //! All ranks divide the channels of a pair alike: channel 0 is for point-to-point transfers, and the rest form equal
 //! *groups* of consecutive channels. Blocking calls use group 0, one after the other. The k-th asynchronous call uses
 //! group `1 + k mod (GROUPS - 1)`; a call whose group is busy is queued behind it. A blocking call that does not know yet
-//! whether it becomes an operation [reserves](Engine::reserve) its place in group 0.
+//! whether it becomes an operation [reserves](Engine::reserve) its place in group 0 all the same.
 
 mod copies;
 mod gpu_messages;
@@ -31,7 +31,7 @@ mod unexpected;
 use std::any::Any;
 use std::collections::VecDeque;
 
-use kolo_transport::{Armed, Backing, Error, Event, ParkBy, Piece};
+use kolo_transport::{Armed, Error, Event, ParkBy};
 
 pub(crate) use copies::failed;
 use copies::{CopyQueues, Mark};
@@ -51,7 +51,6 @@ use token::{Name, TRANSFER};
 pub(crate) use transfers::{ANY_SOURCE, TransferJob};
 use transfers::{TRANSFER_CHANNEL, Transfers};
 
-use crate::call::Form;
 use crate::reduce::DefaultFloats;
 
 /// Channel groups per pair: one for blocking calls and three for asynchronous ones. Three in flight keep a link busy
@@ -129,54 +128,6 @@ impl Engine {
     /// Returns the most transport channels that one operation may use.
     pub(crate) fn channels_per_operation(&self) -> u16 {
         channels_per_operation(self.channels_max)
-    }
-
-    /// Starts an operation, or queues it.
-    ///
-    /// # Safety
-    /// Until the operation is done or [`Engine::abort`] has returned, the job's buffers are valid and nobody else
-    /// touches them.
-    pub(crate) unsafe fn start(&mut self, job: Job, form: Form) -> Id {
-        let group = match form {
-            Form::Blocking => 0,
-            Form::Started => {
-                let turn = self.asynchronous_calls % u64::from(GROUPS - 1);
-                self.asynchronous_calls += 1;
-                1 + turn as u16
-            }
-        };
-        let slot = self.join_group(group);
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.start_in(slot, job) }
-    }
-
-    /// Takes a slot behind the others of a group.
-    fn join_group(&mut self, group: u16) -> u16 {
-        let slot = self.take_slot();
-        self.groups[group as usize].push_back(slot);
-        let entry = &mut self.slots[slot as usize];
-        (entry.phase, entry.group, entry.forgotten) = (Phase::Reserved, group, false);
-        slot
-    }
-
-    /// Starts an operation in a slot that has joined its group, or queues it.
-    ///
-    /// # Safety
-    /// See [`Engine::start`].
-    unsafe fn start_in(&mut self, slot: u16, mut job: Job) -> Id {
-        let _floats = DefaultFloats::enter();
-        let entry = &mut self.slots[slot as usize];
-        let generation = entry.next_generation();
-        entry.keep = job.keep.take();
-        self.running += 1;
-        if self.groups[entry.group as usize].front() == Some(&slot) {
-            // SAFETY: the caller's promise, passed on.
-            let is_over = unsafe { self.launch(slot, job) };
-            self.went_on(slot, is_over);
-        } else {
-            entry.phase = Phase::Queued(Box::new(job));
-        }
-        Id::Operation { slot, generation }
     }
 
     /// Takes a slot for a started operation that another component carries out and [`concludes`](Self::conclude).
@@ -316,27 +267,14 @@ impl Engine {
         (self.copies.loaded_bytes, self.copies.stored_bytes, self.copies.flushes)
     }
 
-    /// Registers memory with the transports. Returns the outcome for each.
-    ///
-    /// # Safety
-    /// See [`kolo_transport::Endpoint::register`].
-    pub(crate) unsafe fn register(
-        &mut self,
-        memory: Piece,
-        backing: Backing<'_>,
-    ) -> Result<Vec<(&'static str, Option<&'static str>)>, Error> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.links.register(memory, backing) }
-    }
-
-    /// Ends a registration.
-    pub(crate) fn deregister(&mut self, memory: Piece) {
-        self.links.deregister(memory);
-    }
-
     /// Returns the links, for questions about them.
     pub(crate) const fn links(&self) -> &Links {
         &self.links
+    }
+
+    /// Returns the links, for requests that concern no operation and no transfer.
+    pub(crate) const fn links_mut(&mut self) -> &mut Links {
+        &mut self.links
     }
 
     /// Returns the number of operations and transfers that are not done.
@@ -348,16 +286,6 @@ impl Engine {
     pub(crate) fn close(&mut self, cause: &Error) {
         self.abort(cause);
         self.links.close();
-    }
-
-    /// See [`kolo_transport::Endpoint::expect`].
-    pub(crate) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
-        self.links.expect(rates);
-    }
-
-    /// Says goodbye on all links; [`Engine::abort`] and [`Engine::close`] follow.
-    pub(crate) fn leave(&mut self) {
-        self.links.leave();
     }
 
     /// Returns the error that made the links unusable, if any.

@@ -289,6 +289,16 @@ fn job(algorithm: Algorithm, task: &Task, rank: u32, count: usize, buffers: Buff
     }
 }
 
+/// Starts an operation.
+///
+/// # Safety
+/// See [`Engine::start`].
+unsafe fn begin(engine: &mut Engine, job: Job, form: Form) -> Id {
+    let reservation = engine.reserve(form);
+    // SAFETY: the caller's promise, passed on.
+    unsafe { engine.start(reservation, job) }
+}
+
 fn contribution(rank: u32, index: usize) -> u32 {
     (index as u32).wrapping_mul(2_654_435_761).wrapping_add(rank * 977)
 }
@@ -315,7 +325,7 @@ fn all_reduce(algorithm: Algorithm, ranks: u32, count: usize, op: ReduceOp, expe
                 };
                 let job = job(algorithm, &task, rank as u32, count, buffers, op);
                 // SAFETY: the vectors outlive the run.
-                vec![unsafe { engines[rank].start(job, Form::Blocking) }]
+                vec![unsafe { begin(&mut engines[rank], job, Form::Blocking) }]
             })
             .collect();
         run(&mut engines, &ids, u64::from(ranks) << 20 | count as u64);
@@ -375,7 +385,7 @@ fn many_operations_progress_together_and_in_order() {
             let mut job = job(Algorithm::Ring, &task, rank as u32, count, buffers, ReduceOp::Sum);
             job.keep = Some(Box::new(rank));
             // SAFETY: the vectors outlive the run.
-            ids[rank].push(unsafe { engine.start(job, Form::Started) });
+            ids[rank].push(unsafe { begin(engine, job, Form::Started) });
         }
     }
     run(&mut engines, &ids, 42);
@@ -405,7 +415,7 @@ fn calls_that_are_over_at_once_may_be_queued_in_any_number() {
             let buffers = Buffers { input: at, output: at };
             let job = job(Algorithm::Ring, &task, rank as u32, count, buffers, ReduceOp::Max);
             // SAFETY: the vectors outlive the run. The calls that share one write the same values.
-            ids[rank].push(unsafe { engine.start(job, Form::Started) });
+            ids[rank].push(unsafe { begin(engine, job, Form::Started) });
         }
     }
     // On a thread with the stack of a helper.
@@ -428,7 +438,7 @@ fn an_operation_stays_done_when_its_slot_serves_another() {
         let buffers = Buffers { input: at, output: at };
         let job = job(Algorithm::Ring, &task, 0, 10, buffers, ReduceOp::Sum);
         // SAFETY: the vector outlives the engine.
-        unsafe { engine.start(job, Form::Blocking) }
+        unsafe { begin(engine, job, Form::Blocking) }
     };
     let slot = |id: Id| match id {
         Id::Operation { slot, .. } | Id::Transfer { slot, .. } => slot,
@@ -470,7 +480,7 @@ fn a_message_of_another_call_is_a_failure_that_names_the_peer() {
         let mut job = job(Algorithm::Ring, &task, rank as u32, 100, buffers, ReduceOp::Sum);
         job.tag = tag;
         // SAFETY: the vectors outlive the run.
-        unsafe { engines[rank].start(job, Form::Blocking) };
+        unsafe { begin(&mut engines[rank], job, Form::Blocking) };
     }
     for rank in [0, 1] {
         while engines[rank].progress() && engines[rank].failure().is_none() {}

@@ -165,8 +165,8 @@ impl Operation {
     /// # Safety
     /// The buffers of the job are valid for its shape until the operation is done or the links have been aborted.
     pub(crate) unsafe fn begin(&mut self, links: &mut Links, copies: &mut CopyQueues) -> Result<bool, Error> {
-        let Bound { binding, arithmetic, gpus, .. } = &self.bound;
-        instance::prepare(&mut self.instances, binding, self.running, arithmetic.combine, gpus.any())?;
+        let Bound { binding, gpus, .. } = &self.bound;
+        instance::prepare(&mut self.instances, binding, self.running, gpus.any())?;
         for index in 0..self.running as u16 {
             self.begin_segment(index, index as usize, copies)?;
             self.run_instance(index, links, copies)?;

@@ -196,10 +196,11 @@ impl LaneRun<'_> {
         if len == 0 {
             return Ok(StepState::Done);
         }
-        let context = self.instance.lanes[self.lane].reducer.get();
+        let Bound { arithmetic, binding, .. } = self.bound;
+        let reducer = Reducer::new(arithmetic.combine, binding.element_bytes, with, dst);
+        let context: *mut Reducer = self.instance.lanes[self.lane].reducer.get().cast();
         // SAFETY: rule 2: no receive of this lane is posted, so nothing else uses the reducer.
-        let reducer = unsafe { &mut *context };
-        reducer.start(self.bound.arithmetic.combine, self.bound.binding.element_bytes, with, dst);
+        unsafe { context.write(reducer) };
         let consumer = Consumer { call: Reducer::consume, context: context.cast() };
         let sink = Sink::Consume { len, consumer };
         // SAFETY: rules 1 and 2, and `begin`.
