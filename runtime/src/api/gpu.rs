@@ -38,7 +38,7 @@ impl Communicator {
         let Some(driver) = &self.shared.gpus.driver else { return Ok(()) };
         // SAFETY: the caller's promise.
         unsafe { driver.synchronize(address, stream) }.map_err(|problem| Error::Unsupported {
-            context: self.shared.context(Waited::other("waiting for a stream")),
+            context: self.shared.context(Waited::Other("waiting for a stream")),
             problem,
         })
     }
@@ -48,7 +48,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::Unsupported`] if the driver cannot say.
     pub fn is_gpu_memory(&self, address: *const u8) -> Result<bool> {
-        Ok(on_gpus::owner(&self.shared, (address, 1), || Waited::other("is_gpu_memory"))?.is_some())
+        Ok(on_gpus::owner(&self.shared, (address, 1), || Waited::Other("is_gpu_memory"))?.is_some())
     }
 
     /// Describes in one line how the RDMA adapters of this communicator reach the memory of this rank's GPU, and the

@@ -361,7 +361,7 @@ impl Communicator {
     /// [`Error::Usage`] in a child of the process that made the communicator.
     #[inline]
     pub fn check_process(&self) -> Result<()> {
-        self.shared.check_process(|| Waited::other(""))
+        self.shared.check_process(|| Waited::Other(""))
     }
 
     /// Returns the error that the next call would give, if the communicator has failed. For programs that want to
