@@ -341,10 +341,12 @@ impl SymmetricBuffers {
 
     /// Returns this rank's description of its buffers, and the pages that other ranks may therefore write.
     fn locations(&self, call: &Call, windows: Windows) -> (BufferLocations, Option<Exposure>) {
-        let mut locations = BufferLocations::default();
-        locations.factor = call.factor().unwrap_or_default();
-        locations.is_in_place = call.placement == Placement::InPlace;
-        locations.is_on_gpu = call.gpus.is_some();
+        let mut locations = BufferLocations {
+            factor: call.factor().unwrap_or_default(),
+            is_in_place: call.placement == Placement::InPlace,
+            is_on_gpu: call.gpus.is_some(),
+            ..BufferLocations::default()
+        };
         if locations.is_on_gpu {
             return (locations, None);
         }

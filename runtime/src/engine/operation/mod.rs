@@ -108,11 +108,9 @@ impl Spare {
     pub(crate) fn bind(&mut self, job: &Job, links: &Links) -> Result<Box<Binding>, Error> {
         let Job { plan, shape, segment_elements, arithmetic, .. } = job;
         let (element_bytes, bounced) = (arithmetic.element_bytes(), bounce::bounced(job));
-        let serves =
-            |kept: &Box<Binding>| kept.serves(plan, shape, *segment_elements, element_bytes, bounced);
-        let binding = match self.binding.take().filter(serves) {
-            Some(binding) => binding,
-            None => {
+        let binding = match self.binding.take() {
+            Some(kept) if kept.serves(plan, shape, *segment_elements, element_bytes, bounced) => kept,
+            _ => {
                 let (plan, shape) = (Arc::clone(plan), shape.clone());
                 let binding = Binding::new(plan, shape, *segment_elements, element_bytes, bounced);
                 staged::check(&binding, links)?;
