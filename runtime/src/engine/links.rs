@@ -1,10 +1,11 @@
 //! The endpoints of a communicator, and which of them leads to each peer.
 
-use super::Lent;
 use kolo_transport::{
-    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, Paced, ParkBy,
-    Piece, Posted, Rail, Registered, Sink, Stage, StageCaps, Token, TransportKind,
+    Armed, Backing, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, Paced, ParkBy, Piece, Rail,
+    Registered, Stage, StageCaps, TransportKind,
 };
+
+use super::Lent;
 
 /// Route to one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,63 +76,6 @@ impl Links {
     /// Returns the capabilities of that memory.
     pub(crate) fn stage_caps(&self) -> Option<StageCaps> {
         self.endpoints.get(self.stage?)?.caps().stage
-    }
-
-    /// # Safety
-    /// See [`Endpoint::post_send`].
-    pub(crate) unsafe fn post_send(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        src: &[Piece],
-        token: Token,
-    ) -> Result<Posted, Error> {
-        let endpoint = self.endpoint(on.peer)?;
-        // SAFETY: the caller's promise, passed on.
-        unsafe { endpoint.post_send(on, tag, src, token) }
-    }
-
-    /// # Safety
-    /// See [`Endpoint::post_recv`].
-    pub(crate) unsafe fn post_recv(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        dst: Sink<'_>,
-        token: Token,
-    ) -> Result<Posted, Error> {
-        let endpoint = self.endpoint(on.peer)?;
-        // SAFETY: the caller's promise, passed on.
-        unsafe { endpoint.post_recv(on, tag, dst, token) }
-    }
-
-    /// # Safety
-    /// See [`Endpoint::post_recv_if`].
-    pub(crate) unsafe fn post_recv_if(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        dst: Sink<'_>,
-        token: Token,
-    ) -> Result<Posted, Error> {
-        let endpoint = self.endpoint(on.peer)?;
-        // SAFETY: the caller's promise, passed on.
-        unsafe { endpoint.post_recv_if(on, tag, dst, token) }
-    }
-
-    pub(crate) fn probe(&mut self, on: Channel) -> Result<(), Error> {
-        self.endpoint(on.peer)?.probe(on)
-    }
-
-    pub(crate) fn cancel_probe(&mut self, on: Channel) {
-        if let Ok(endpoint) = self.endpoint(on.peer) {
-            endpoint.cancel_probe(on);
-        }
-    }
-
-    /// Checks that a peer is alive, as far as its transport can tell: see [`Endpoint::look_for`].
-    pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
-        self.endpoint(peer)?.look_for(peer)
     }
 
     /// See [`Endpoint::rails`].
@@ -285,7 +229,6 @@ impl Links {
         }
     }
 
-    /// Returns the endpoint that leads to a peer.
     fn at(&self, peer: u32) -> Option<&dyn Endpoint> {
         let via = *self.via.get(peer as usize)?;
         Some(&**self.endpoints.get(via as usize)?)
@@ -296,7 +239,11 @@ impl Links {
         Some(&mut **self.endpoints.get_mut(via as usize)?)
     }
 
-    fn endpoint(&mut self, peer: u32) -> Result<&mut dyn Endpoint, Error> {
+    /// Returns the endpoint that leads to a peer.
+    ///
+    /// # Errors
+    /// If there is none: the peer is this rank, or the links are closed.
+    pub(crate) fn endpoint(&mut self, peer: u32) -> Result<&mut dyn Endpoint, Error> {
         self.at_mut(peer).ok_or_else(|| {
             Error::new(ErrorKind::Usage, "kolo", Some(peer), "there is no transport to this rank".to_owned())
         })

@@ -65,7 +65,7 @@ fn a_rank_that_waits_for_its_host_only_sleeps_on_a_word() {
     for (peer, expected) in [(1, (ParkBy::Word, 1, 0)), (2, (ParkBy::Fd, 0, 2))] {
         let on = Channel { peer, index: 0 };
         // SAFETY: an empty list, and no message comes.
-        let posted = unsafe { links.post_recv(on, 7, Sink::Place(&[]), Token(1)) };
+        let posted = unsafe { links.endpoint(peer).unwrap().post_recv(on, 7, Sink::Place(&[]), Token(1)) };
         assert_eq!(posted.unwrap(), Posted::Pending);
         assert_eq!(armed(&mut links), expected, "something is awaited from rank {peer}");
     }

@@ -211,7 +211,7 @@ impl Transfers {
         let (tag, pieces) = (transfer.tag, transfer.piece.pieces());
         // SAFETY: the list stays in place and is not changed while posted; the memory is valid by the promise to
         // `start`.
-        if unsafe { links.post_send(on, tag, pieces, token) }? == Posted::Done {
+        if unsafe { links.endpoint(on.peer)?.post_send(on, tag, pieces, token) }? == Posted::Done {
             self.completed(slot);
         }
         Ok(())

@@ -170,7 +170,8 @@ impl LaneRun<'_> {
         let src = &self.instance.pieces[src];
         // SAFETY: rule 1 keeps the pieces, `begin` the buffers, rule 3 the scratch, and the stage keeps its payloads
         // until the next publication. The plan's fences keep all of them unwritten (proved by the checker).
-        let posted = unsafe { self.links.post_send(channel, self.bound.tag, src, token) }?;
+        let posted =
+            unsafe { self.links.endpoint(channel.peer)?.post_send(channel, self.bound.tag, src, token) }?;
         self.instance.lanes[self.lane].sends_pending += u32::from(posted == Posted::Pending);
         Ok(StepState::Done)
     }
@@ -184,7 +185,8 @@ impl LaneRun<'_> {
         let (channel, token) = (self.channel(from), self.token(Kind::Recv));
         let sink = Sink::Place(&self.instance.pieces[dst]);
         // SAFETY: as for sends; nothing else touches the destination (proved by the checker).
-        Ok(unsafe { self.links.post_recv(channel, self.bound.tag, sink, token) }?.into())
+        Ok(unsafe { self.links.endpoint(channel.peer)?.post_recv(channel, self.bound.tag, sink, token) }?
+            .into())
     }
 
     fn recv_reduce(&mut self, from: PlanChannel, with: Blocks, dst: Blocks) -> Result<StepState, Error> {
@@ -204,7 +206,8 @@ impl LaneRun<'_> {
         let consumer = Consumer { call: Reducer::consume, context: context.cast() };
         let sink = Sink::Consume { len, consumer };
         // SAFETY: rules 1 and 2, and `begin`.
-        Ok(unsafe { self.links.post_recv(channel, self.bound.tag, sink, token) }?.into())
+        Ok(unsafe { self.links.endpoint(channel.peer)?.post_recv(channel, self.bound.tag, sink, token) }?
+            .into())
     }
 
     fn copy(&mut self, src: Blocks, dst: Blocks) -> Result<StepState, Error> {
