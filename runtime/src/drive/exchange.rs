@@ -6,7 +6,7 @@ use super::driver::{Fault, Goal, drive, patience};
 use super::lent::Lent;
 use super::run::Begun;
 use super::{Step, lend};
-use crate::call::{Call, Waited};
+use crate::call::Call;
 use crate::communicator::{Attended, Core, CoreGuard, Shared};
 use crate::error::Result;
 use crate::exchange::compiled::ExchangeCursor;
@@ -22,28 +22,27 @@ const POLLS_FIRST: u32 = 64;
 /// See [`run_within`](super::run_within).
 #[inline(always)]
 pub(super) unsafe fn run_exchange<'a>(
-    shared: &'a Shared,
+    begun: &Begun<'a>,
     mut core: CoreGuard<'a>,
-    call: &Call,
     turn: Option<u64>,
-    begun: &Begun,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
+    let Begun { shared, call, .. } = *begun;
     let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
     let cursor = exchange.compiled.enter(call, begun.combine, begun.tag, turn);
     let mut goal = ExchangeGoal { call, cursor, has_just_looked: true };
     if goal.cursor.may_lend() {
         // All of it runs inside `lend`, which takes the buffers back after a panic.
         goal.has_just_looked = false;
-        return watched(shared, core, goal, begun.waited(call), limit);
+        return watched(begun, core, goal, limit);
     }
     let (core, outcome) = poll_first(shared, core, &mut goal);
     match outcome {
         Ok(true) => Ok(core),
-        Ok(false) => watched(shared, core, goal, begun.waited(call), limit),
+        Ok(false) => watched(begun, core, goal, limit),
         Err(fault) => {
             drop(core);
-            Err(fault.error(shared, begun.waited(call)))
+            Err(fault.error(shared, begun.waited()))
         }
     }
 }
@@ -78,15 +77,15 @@ fn poll_first<'a>(
 /// Goes on with a call that takes longer, or beside which other work is outstanding.
 #[inline(never)]
 fn watched<'a>(
-    shared: &'a Shared,
+    begun: &Begun<'a>,
     core: CoreGuard<'a>,
     goal: ExchangeGoal<'_>,
-    waited: Waited,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
+    let shared = begun.shared;
     lend(shared, move || {
         let _attended = Attended::new(&shared.attendance);
-        drive(shared, core, goal, waited, &mut patience(shared, limit))
+        drive(shared, core, goal, begun.waited(), &mut patience(shared, limit))
     })
 }
 

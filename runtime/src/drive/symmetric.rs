@@ -8,9 +8,9 @@ use super::driver::{Fault, Goal, drive, patience};
 use super::exchange::at_the_exchange;
 use super::run::Begun;
 use super::{Step, lend};
-use crate::call::{Call, Form};
+use crate::call::Form;
 use crate::cancel::Whole;
-use crate::communicator::{Attended, Core, CoreGuard, Shared};
+use crate::communicator::{Attended, Core, CoreGuard};
 use crate::dispatch::Executor;
 use crate::error::Result;
 use crate::symmetric::{self, SymmetricCall};
@@ -22,13 +22,12 @@ use crate::symmetric::{self, SymmetricCall};
 /// Until this returns, the buffers of the call are valid and nobody else touches them.
 #[inline(never)]
 pub(super) unsafe fn run_symmetric<'a>(
-    shared: &'a Shared,
+    begun: &Begun<'a>,
     mut core: CoreGuard<'a>,
-    call: &Call,
     executor: Executor,
-    begun: &Begun,
     limit: Duration,
 ) -> Result<(CoreGuard<'a>, Option<Executor>)> {
+    let Begun { shared, call, .. } = *begun;
     // Dropped last: taking the buffers back, after `lend`, is part of the call.
     let _whole = Whole::new();
     // If the call is dropped before it is done, it takes the buffers back. By then the communicator has been aborted: by
@@ -49,7 +48,7 @@ pub(super) unsafe fn run_symmetric<'a>(
         let mut is_declined = false;
         let goal = SymmetricGoal { running, is_declined: &mut is_declined };
         let _attended = Attended::new(&shared.attendance);
-        let mut core = drive(shared, core, goal, begun.waited(call), &mut patience(shared, limit))?;
+        let mut core = drive(shared, core, goal, begun.waited(), &mut patience(shared, limit))?;
         if is_declined {
             return Ok((core, Some(executor)));
         }
