@@ -75,12 +75,18 @@ pub(crate) const fn channels_per_operation(channels_max: u16) -> u16 {
     (channels_max - 1 - TRANSFER_CHANNEL) / GROUPS
 }
 
+/// The links of an engine, and its copies from and to GPUs.
+#[derive(Debug)]
+struct Io {
+    links: Links,
+    copies: CopyQueues,
+}
+
 /// Runs operations and transfers over the links of one communicator.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    // Fields are dropped in this order: links and copies, then the memory that they use.
-    links: Links,
-    copies: CopyQueues,
+    // Fields are dropped in this order: links and copies first, then the memory that they use.
+    io: Io,
     channels_max: u16,
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -107,8 +113,7 @@ impl Engine {
     pub(crate) fn new(rank: u32, links: Links, channels_max: u16, unexpected_max: usize) -> Self {
         let transfers = Transfers::new(rank, links.ranks(), unexpected_max);
         Self {
-            links,
-            copies: CopyQueues::default(),
+            io: Io { links, copies: CopyQueues::default() },
             channels_max,
             slots: Vec::new(),
             free: Vec::new(),
@@ -182,7 +187,7 @@ impl Engine {
     /// See [`Engine::start`].
     pub(crate) unsafe fn transfer(&mut self, job: TransferJob) -> Result<Id, Error> {
         // SAFETY: the caller's promise, passed on.
-        let (slot, generation) = unsafe { self.transfers.start(job, &mut self.links, &mut self.copies) }?;
+        let (slot, generation) = unsafe { self.transfers.start(job, &mut self.io) }?;
         Ok(Id::Transfer { slot, generation })
     }
 
@@ -190,12 +195,12 @@ impl Engine {
     /// whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
         let _floats = DefaultFloats::enter();
-        let copied = self.copies.is_busy() && self.take_copied();
+        let copied = self.io.copies.is_busy() && self.take_copied();
         let shown = !self.staged.is_empty() && self.look_at_stage();
         if !self.staged.is_empty() && self.skips_links() {
             return shown || copied;
         }
-        let moved = self.links.poll(&mut self.events) || copied || shown;
+        let moved = self.io.links.poll(&mut self.events) || copied || shown;
         if self.events.is_empty() {
             return moved;
         }
@@ -214,7 +219,7 @@ impl Engine {
         self.events = events;
         // Only now, since each event describes the state before anything else was posted.
         if self.failure.is_none()
-            && let Err(error) = self.transfers.settle(&mut self.links)
+            && let Err(error) = self.transfers.settle(&mut self.io.links)
         {
             self.fail(error);
         }
@@ -226,17 +231,17 @@ impl Engine {
     fn take_copied(&mut self) -> bool {
         let mut any = false;
         while self.failure.is_none() {
-            match self.copies.poll() {
+            match self.io.copies.poll() {
                 Ok(None) => break,
                 Ok(Some(Mark::Operation { slot, generation, instance, lane })) => {
                     if let Some(operation) = self.slots[slot as usize].operation_mut(generation) {
-                        let result = operation.copied(instance, lane, &mut self.links, &mut self.copies);
+                        let result = operation.copied(instance, lane, &mut self.io);
                         self.went_on(slot, result);
                     }
                 }
                 Ok(Some(Mark::Transfer { slot, generation })) => {
                     if self.transfers.is_current(slot, generation)
-                        && let Err(error) = self.transfers.copied(slot, &mut self.links)
+                        && let Err(error) = self.transfers.copied(slot, &mut self.io.links)
                     {
                         self.fail(error);
                     }
@@ -251,7 +256,7 @@ impl Engine {
 
     fn store_arrived(&mut self) {
         if self.failure.is_none()
-            && let Err(error) = self.transfers.store_arrived(&mut self.copies)
+            && let Err(error) = self.transfers.store_arrived(&mut self.io.copies)
         {
             self.fail(error);
         }
@@ -259,22 +264,22 @@ impl Engine {
 
     /// Returns whether copies are under way whose end must be polled.
     pub(crate) fn is_copying(&self) -> bool {
-        self.copies.is_busy()
+        self.io.copies.is_busy()
     }
 
     /// Returns the bytes copied from GPUs, the bytes copied to them, and the number of flushes.
     pub(crate) fn copied(&self) -> (u64, u64, u64) {
-        (self.copies.loaded_bytes, self.copies.stored_bytes, self.copies.flushes)
+        (self.io.copies.loaded_bytes, self.io.copies.stored_bytes, self.io.copies.flushes)
     }
 
     /// Returns the links, for questions about them.
     pub(crate) const fn links(&self) -> &Links {
-        &self.links
+        &self.io.links
     }
 
     /// Returns the links, for requests that concern no operation and no transfer.
     pub(crate) const fn links_mut(&mut self) -> &mut Links {
-        &mut self.links
+        &mut self.io.links
     }
 
     /// Returns the number of operations and transfers that are not done.
@@ -285,7 +290,7 @@ impl Engine {
     /// Aborts, and closes all connections for good.
     pub(crate) fn close(&mut self, cause: &Error) {
         self.abort(cause);
-        self.links.close();
+        self.io.links.close();
     }
 
     /// Returns the error that made the links unusable, if any.
@@ -301,8 +306,8 @@ impl Engine {
     /// Aborts everything. When this returns, nothing touches the caller's memory any more.
     pub(crate) fn abort(&mut self, cause: &Error) {
         self.failure.get_or_insert_with(|| cause.clone());
-        self.links.abort(cause, &mut self.events);
-        self.copies.settle();
+        self.io.links.abort(cause, &mut self.events);
+        self.io.copies.settle();
         self.events.clear();
         self.transfers.abort();
     }
@@ -315,7 +320,7 @@ impl Engine {
                 let group = &self.groups[self.slots[slot as usize].group as usize];
                 let slot = group.front().copied().unwrap_or(slot);
                 let operation = self.slots[slot as usize].operation();
-                operation.map_or_else(Vec::new, |operation| operation.waiting_for(&self.links))
+                operation.map_or_else(Vec::new, |operation| operation.waiting_for(&self.io.links))
             }
             Id::Transfer { slot, .. } => self.transfers.waiting_for(slot),
         }
@@ -366,19 +371,19 @@ impl Engine {
     /// Tells the links that the owner is about to sleep, and returns how. See [`kolo_transport::Endpoint::arm`].
     pub(crate) fn arm(&mut self, each: impl FnMut(Armed<'_>)) -> ParkBy {
         self.look_at_links();
-        self.links.arm(each)
+        self.io.links.arm(each)
     }
 
     /// Undoes [`Engine::arm`].
     pub(crate) fn disarm(&mut self) {
         // A descriptor stays readable until its endpoint is polled, and ends every further sleep at once.
         self.look_at_links();
-        self.links.disarm();
+        self.io.links.disarm();
     }
 
     /// Wakes threads that sleep on what [`Engine::arm`] has returned.
     pub(crate) fn rouse(&mut self) {
-        self.links.rouse();
+        self.io.links.rouse();
     }
 
     /// Starts an operation whose group is free. Returns whether it is over at once.
@@ -389,7 +394,7 @@ impl Engine {
         let channels_per_operation = self.channels_per_operation();
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Starting;
-        let binding = entry.spare.bind(&job, &self.links)?;
+        let binding = entry.spare.bind(&job, &self.io.links)?;
         let position = Position {
             slot,
             generation: entry.generation,
@@ -397,7 +402,7 @@ impl Engine {
             area_base: entry.group * STAGE_SEGMENTS as u16,
         };
         // SAFETY: the buffers stay until the operation is over or everything is aborted.
-        unsafe { self.links.lend(job.lent) };
+        unsafe { self.io.links.lend(job.lent) };
         let operation = Operation::new(job, binding, &mut entry.spare, position);
         if operation.uses_stage() {
             self.staged.push(slot);
@@ -405,7 +410,7 @@ impl Engine {
         entry.phase = Phase::Running(operation);
         let Some(operation) = entry.operation_mut(position.generation) else { unreachable!("it runs there") };
         // SAFETY: the caller's promise, passed on.
-        unsafe { operation.begin(&mut self.links, &mut self.copies) }
+        unsafe { operation.begin(&mut self.io) }
     }
 
     /// Handles the result of advancing an operation.
@@ -427,7 +432,7 @@ impl Engine {
         if self.failure.is_none()
             && let Some(operation) = self.slots[name.slot as usize].operation_mut(name.generation)
         {
-            let result = operation.completed(name, &mut self.links, &mut self.copies);
+            let result = operation.completed(name, &mut self.io);
             self.went_on(name.slot, result);
         }
     }
@@ -467,7 +472,7 @@ impl Engine {
     fn over(&mut self, slot: u16) {
         let entry = &mut self.slots[slot as usize];
         if let Some(operation) = entry.operation() {
-            self.links.reclaim(operation.lent());
+            self.io.links.reclaim(operation.lent());
             self.staged.retain(|staged| *staged != slot);
         }
         entry.end(Phase::Done);

@@ -19,7 +19,7 @@ impl Engine {
             let Phase::Running(operation) = &mut self.slots[slot as usize].phase else {
                 unreachable!("operations are listed while they run")
             };
-            let looked = operation.look_at_stage(&mut self.links, &mut self.copies);
+            let looked = operation.look_at_stage(&mut self.io);
             any |= looked.as_ref().map_or(true, |(moved, _)| *moved);
             self.went_on(slot, looked.map(|(_, is_done)| is_done));
             at += usize::from(self.staged.get(at) == Some(&slot));
@@ -43,7 +43,7 @@ impl Engine {
 
     /// Returns the ranks that have not published a round on the stage that something outstanding waits for.
     pub(crate) fn late_on_stage(&self) -> Vec<u32> {
-        self.staged_operations().flat_map(|operation| operation.late_on_stage(&self.links)).collect()
+        self.staged_operations().flat_map(|operation| operation.late_on_stage(&self.io.links)).collect()
     }
 
     fn staged_operations(&self) -> impl Iterator<Item = &Operation> {
@@ -52,6 +52,6 @@ impl Engine {
 
     /// Returns the ranks that share memory with this one, including it; empty if there are no others.
     pub(crate) fn stage_members(&self) -> &[u32] {
-        self.links.stage().map_or(&[], |stage| stage.members())
+        self.io.links.stage().map_or(&[], |stage| stage.members())
     }
 }

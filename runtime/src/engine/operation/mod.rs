@@ -36,6 +36,7 @@ use std::sync::Arc;
 use kolo_collectives::plan::Blocks;
 use kolo_transport::{Awaited, Error};
 
+use super::Io;
 use super::copies::CopyQueues;
 use super::links::Links;
 use super::memory::{Binding, Buffers};
@@ -162,23 +163,18 @@ impl Operation {
     ///
     /// # Safety
     /// The buffers of the job are valid for its shape until the operation is done or the links have been aborted.
-    pub(crate) unsafe fn begin(&mut self, links: &mut Links, copies: &mut CopyQueues) -> Result<bool, Error> {
+    pub(crate) unsafe fn begin(&mut self, io: &mut Io) -> Result<bool, Error> {
         let Bound { binding, gpus, .. } = &self.bound;
         instance::prepare(&mut self.instances, binding, self.running, gpus.any())?;
         for index in 0..self.running as u16 {
-            self.begin_segment(index, index as usize, copies)?;
-            self.run_instance(index, links, copies)?;
+            self.begin_segment(index, index as usize, &mut io.copies)?;
+            self.run_instance(index, io)?;
         }
         Ok(self.running == 0)
     }
 
     /// Handles the completion of a posted message. Returns whether the operation is done.
-    pub(crate) fn completed(
-        &mut self,
-        name: Name,
-        links: &mut Links,
-        copies: &mut CopyQueues,
-    ) -> Result<bool, Error> {
+    pub(crate) fn completed(&mut self, name: Name, io: &mut Io) -> Result<bool, Error> {
         let lane = &mut self.instances[name.instance as usize].lanes[name.lane as usize];
         match name.kind {
             Kind::Send => lane.sends_pending -= 1,
@@ -187,19 +183,13 @@ impl Operation {
                 self.unflushed = true;
             }
         }
-        self.run_instance(u16::from(name.instance), links, copies)?;
+        self.run_instance(u16::from(name.instance), io)?;
         Ok(self.running == 0)
     }
 
     /// Handles the end of copies: a step of a lane, or all that fill or empty the bounce buffers of an instance. Returns
     /// whether the operation is done.
-    pub(crate) fn copied(
-        &mut self,
-        instance: u8,
-        lane: Option<u16>,
-        links: &mut Links,
-        copies: &mut CopyQueues,
-    ) -> Result<bool, Error> {
+    pub(crate) fn copied(&mut self, instance: u8, lane: Option<u16>, io: &mut Io) -> Result<bool, Error> {
         let index = u16::from(instance);
         let instance = &mut self.instances[index as usize];
         match (lane, instance.phase) {
@@ -208,7 +198,7 @@ impl Operation {
             (None, Phase::Storing) => instance.phase = Phase::Over,
             (None, Phase::Idle | Phase::Running | Phase::Over) => return Ok(false),
         }
-        self.run_instance(index, links, copies)?;
+        self.run_instance(index, io)?;
         Ok(self.running == 0)
     }
 
@@ -224,17 +214,13 @@ impl Operation {
 
     /// Advances segments that waited for the stage and need not wait any more. Returns whether there were any, and
     /// whether the operation is done.
-    pub(crate) fn look_at_stage(
-        &mut self,
-        links: &mut Links,
-        copies: &mut CopyQueues,
-    ) -> Result<(bool, bool), Error> {
+    pub(crate) fn look_at_stage(&mut self, io: &mut Io) -> Result<(bool, bool), Error> {
         let mut moved = false;
         for index in 0..self.instances.len() as u16 {
             let Instance { awaited: Some(awaited), segment, .. } = self.instances[index as usize] else {
                 continue;
             };
-            let Some(stage) = links.stage_mut() else { continue };
+            let Some(stage) = io.links.stage_mut() else { continue };
             let area = self.bound.area(segment);
             let answer = match awaited {
                 Awaited::Room(len) => stage.is_free(area, len),
@@ -242,31 +228,31 @@ impl Operation {
             };
             if answer.map_err(|found| staged::mismatch(stage, self.bound.tag, found))? {
                 moved = true;
-                self.run_instance(index, links, copies)?;
+                self.run_instance(index, io)?;
             }
         }
         Ok((moved, self.running == 0))
     }
 
     /// Advances one instance until it blocks: its current segment, then its next one, and so on.
-    fn run_instance(&mut self, index: u16, links: &mut Links, copies: &mut CopyQueues) -> Result<(), Error> {
+    fn run_instance(&mut self, index: u16, io: &mut Io) -> Result<(), Error> {
         loop {
             match self.instances[index as usize].phase {
                 Phase::Idle | Phase::Loading | Phase::Storing => return Ok(()),
                 Phase::Running => {
-                    if !self.run_lanes(index, links, copies)? {
+                    if !self.run_lanes(index, io)? {
                         return Ok(());
                     }
-                    self.end_segment(index, copies)?;
+                    self.end_segment(index, &mut io.copies)?;
                 }
                 Phase::Over => {
                     let next = self.instances[index as usize].segment + self.bound.stride;
                     if next >= self.bound.binding.layout.segments() {
                         self.instances[index as usize].phase = Phase::Idle;
                         self.running -= 1;
-                        return if self.running == 0 { self.flush(copies) } else { Ok(()) };
+                        return if self.running == 0 { self.flush(&mut io.copies) } else { Ok(()) };
                     }
-                    self.begin_segment(index, next, copies)?;
+                    self.begin_segment(index, next, &mut io.copies)?;
                 }
             }
         }

@@ -6,7 +6,7 @@ use kolo_collectives::plan::{Action, Blocks, Channel as PlanChannel, Space, Step
 use kolo_collectives::stage::Members;
 use kolo_transport::{Channel, Consumer, Error, ErrorKind, Piece, Posted, Sink, Token};
 
-use super::super::copies::CopyQueues;
+use super::super::Io;
 use super::super::links::Links;
 use super::super::local::{self, Reducer};
 use super::super::token::{Kind, Name};
@@ -37,18 +37,13 @@ impl From<Posted> for StepState {
 
 impl Operation {
     /// Advances all lanes as far as possible. Returns whether the segment is done.
-    pub(super) fn run_lanes(
-        &mut self,
-        index: u16,
-        links: &mut Links,
-        copies: &mut CopyQueues,
-    ) -> Result<bool, Error> {
+    pub(super) fn run_lanes(&mut self, index: u16, io: &mut Io) -> Result<bool, Error> {
         let lanes = self.instances[index as usize].lanes.len();
         loop {
             let (mut moved, mut done) = (false, true);
             for lane in 0..lanes {
                 let before = self.instances[index as usize].lanes[lane].cursor;
-                done &= self.run_lane(index, lane, links, copies)?;
+                done &= self.run_lane(index, lane, io)?;
                 moved |= self.instances[index as usize].lanes[lane].cursor != before;
             }
             // A lane that moved may have unblocked another one; a single lane has no other.
@@ -59,17 +54,11 @@ impl Operation {
     }
 
     /// Advances one lane as far as possible. Returns whether it is done, sends included.
-    fn run_lane(
-        &mut self,
-        index: u16,
-        lane: usize,
-        links: &mut Links,
-        copies: &mut CopyQueues,
-    ) -> Result<bool, Error> {
+    fn run_lane(&mut self, index: u16, lane: usize, io: &mut Io) -> Result<bool, Error> {
         let (bound, instance) = (&self.bound, &mut self.instances[index as usize]);
         let steps = &bound.binding.plan.lanes[lane];
         let sub_channel = bound.sub_channel(instance.segment);
-        let mut run = LaneRun { bound, instance, links, index, lane, sub_channel };
+        let mut run = LaneRun { bound, instance, links: &mut io.links, index, lane, sub_channel };
         loop {
             let Some(step) = steps.get(run.instance.lanes[lane].cursor as usize) else {
                 return Ok(run.instance.lanes[lane].sends_pending == 0);
@@ -83,7 +72,7 @@ impl Operation {
             {
                 let (src, dst) = (run.place(src)?, run.place(dst)?);
                 let parts = local::parts(&run.instance.pieces[src], &run.instance.pieces[dst]);
-                return self.start_step(index, lane, parts, copies).map(|()| false);
+                return self.start_step(index, lane, parts, &mut io.copies).map(|()| false);
             }
             let state = run.run(&step.action)?;
             self.unflushed |= source(&step.action).is_some();
