@@ -386,11 +386,11 @@ impl Engine {
         self.io.links.rouse();
     }
 
-    /// Starts an operation whose group is free. Returns whether it is over at once.
+    /// Starts an operation whose group is free. It may be over at once.
     ///
     /// # Safety
     /// See [`Engine::start`].
-    unsafe fn launch(&mut self, slot: u16, job: Job) -> Result<bool, Error> {
+    unsafe fn launch(&mut self, slot: u16, job: Job) -> Result<(), Error> {
         let channels_per_operation = self.channels_per_operation();
         let entry = &mut self.slots[slot as usize];
         entry.phase = Phase::Starting;
@@ -414,12 +414,17 @@ impl Engine {
     }
 
     /// Handles the result of advancing an operation.
-    fn went_on(&mut self, slot: u16, is_done: Result<bool, Error>) {
-        match is_done {
-            Ok(false) => {}
-            Ok(true) => self.done(slot),
+    fn went_on(&mut self, slot: u16, result: Result<(), Error>) {
+        match result {
+            Ok(()) if self.is_over(slot) => self.done(slot),
+            Ok(()) => {}
             Err(error) => self.fail(error),
         }
+    }
+
+    /// Returns whether the operation that runs in a slot is over.
+    fn is_over(&self, slot: u16) -> bool {
+        self.slots[slot as usize].operation().is_some_and(Operation::is_over)
     }
 
     fn completed(&mut self, name: Name) {
@@ -457,14 +462,14 @@ impl Engine {
                 unreachable!("it is queued")
             };
             // SAFETY: the promise to `start` for this job still holds, since it is not done.
-            match unsafe { self.launch(first, *job) } {
-                Ok(true) => {
-                    self.groups[group as usize].pop_front();
-                    self.over(first);
-                }
-                Ok(false) => return,
-                Err(error) => return self.fail(error),
+            if let Err(error) = unsafe { self.launch(first, *job) } {
+                return self.fail(error);
             }
+            if !self.is_over(first) {
+                return;
+            }
+            self.groups[group as usize].pop_front();
+            self.over(first);
         }
     }
 

@@ -41,8 +41,8 @@ impl Engine {
         self.running += 1;
         if self.groups[entry.group as usize].front() == Some(&slot) {
             // SAFETY: the caller's promise, passed on.
-            let is_over = unsafe { self.launch(slot, job) };
-            self.went_on(slot, is_over);
+            let launched = unsafe { self.launch(slot, job) };
+            self.went_on(slot, launched);
         } else {
             entry.phase = Phase::Queued(Box::new(job));
         }

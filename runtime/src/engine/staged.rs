@@ -20,8 +20,8 @@ impl Engine {
                 unreachable!("operations are listed while they run")
             };
             let looked = operation.look_at_stage(&mut self.io);
-            any |= looked.as_ref().map_or(true, |(moved, _)| *moved);
-            self.went_on(slot, looked.map(|(_, is_done)| is_done));
+            any |= *looked.as_ref().unwrap_or(&true);
+            self.went_on(slot, looked.map(drop));
             at += usize::from(self.staged.get(at) == Some(&slot));
         }
         any

@@ -159,22 +159,22 @@ impl Operation {
         staging_bytes(&self.instances)
     }
 
-    /// Begins the first segments, and advances them as far as possible. Returns whether the operation is already done.
+    /// Begins the first segments, and advances them as far as possible.
     ///
     /// # Safety
     /// The buffers of the job are valid for its shape until the operation is done or the links have been aborted.
-    pub(crate) unsafe fn begin(&mut self, io: &mut Io) -> Result<bool, Error> {
+    pub(crate) unsafe fn begin(&mut self, io: &mut Io) -> Result<(), Error> {
         let Bound { binding, gpus, .. } = &self.bound;
         instance::prepare(&mut self.instances, binding, self.running, gpus.any())?;
         for index in 0..self.running as u16 {
             self.begin_segment(index, index as usize, &mut io.copies)?;
             self.run_instance(index, io)?;
         }
-        Ok(self.running == 0)
+        Ok(())
     }
 
-    /// Handles the completion of a posted message. Returns whether the operation is done.
-    pub(crate) fn completed(&mut self, name: Name, io: &mut Io) -> Result<bool, Error> {
+    /// Handles the completion of a posted message.
+    pub(crate) fn completed(&mut self, name: Name, io: &mut Io) -> Result<(), Error> {
         let lane = &mut self.instances[name.instance as usize].lanes[name.lane as usize];
         match name.kind {
             Kind::Send => lane.sends_pending -= 1,
@@ -184,22 +184,26 @@ impl Operation {
             }
         }
         self.run_instance(u16::from(name.instance), io)?;
-        Ok(self.running == 0)
+        Ok(())
     }
 
-    /// Handles the end of copies: a step of a lane, or all that fill or empty the bounce buffers of an instance. Returns
-    /// whether the operation is done.
-    pub(crate) fn copied(&mut self, instance: u8, lane: Option<u16>, io: &mut Io) -> Result<bool, Error> {
+    /// Handles the end of copies: a step of a lane, or all that fill or empty the bounce buffers of an instance.
+    pub(crate) fn copied(&mut self, instance: u8, lane: Option<u16>, io: &mut Io) -> Result<(), Error> {
         let index = u16::from(instance);
         let instance = &mut self.instances[index as usize];
         match (lane, instance.phase) {
             (Some(lane), _) => instance.lanes[lane as usize].end_step(),
             (None, Phase::Loading) => self.loaded(index),
             (None, Phase::Storing) => instance.phase = Phase::Over,
-            (None, Phase::Idle | Phase::Running | Phase::Over) => return Ok(false),
+            (None, Phase::Idle | Phase::Running | Phase::Over) => return Ok(()),
         }
         self.run_instance(index, io)?;
-        Ok(self.running == 0)
+        Ok(())
+    }
+
+    /// Returns whether all segments are over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.running == 0
     }
 
     /// Returns whether the operation uses the stage.
@@ -212,9 +216,8 @@ impl Operation {
         self.bound.binding.plan.channels == 0
     }
 
-    /// Advances segments that waited for the stage and need not wait any more. Returns whether there were any, and
-    /// whether the operation is done.
-    pub(crate) fn look_at_stage(&mut self, io: &mut Io) -> Result<(bool, bool), Error> {
+    /// Advances segments that waited for the stage and need not wait any more. Returns whether there were any.
+    pub(crate) fn look_at_stage(&mut self, io: &mut Io) -> Result<bool, Error> {
         let mut moved = false;
         for index in 0..self.instances.len() as u16 {
             let Instance { awaited: Some(awaited), segment, .. } = self.instances[index as usize] else {
@@ -231,7 +234,7 @@ impl Operation {
                 self.run_instance(index, io)?;
             }
         }
-        Ok((moved, self.running == 0))
+        Ok(moved)
     }
 
     /// Advances one instance until it blocks: its current segment, then its next one, and so on.
