@@ -83,7 +83,7 @@ impl CopyQueues {
         gpu.flush().map_err(failed)
     }
 
-    /// Returns whether any copy is under kind.
+    /// Returns whether any copy is under way.
     pub(crate) fn is_busy(&self) -> bool {
         self.queues.iter().any(|(_, copies)| !copies.is_idle())
     }
@@ -98,7 +98,7 @@ impl CopyQueues {
         Ok(None)
     }
 
-    /// Blocks until no copy is under kind. Forgets all marks.
+    /// Blocks until no copy is under way. Forgets all marks.
     pub(crate) fn settle(&mut self) {
         self.queues.iter_mut().for_each(|(_, copies)| copies.settle());
     }
