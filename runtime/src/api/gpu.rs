@@ -6,6 +6,7 @@ use super::Communicator;
 use crate::call::Waited;
 use crate::communicator::on_gpus;
 use crate::error::{Error, Result};
+use crate::exchange::Exchange;
 use crate::gpu::GpuCounters;
 
 impl Communicator {
@@ -13,12 +14,15 @@ impl Communicator {
     #[must_use]
     pub fn gpu_counters(&self) -> GpuCounters {
         self.shared.look(|core| {
-            let (loaded, stored, flushes) = core.engine.copied();
+            let copies = core.engine.copies();
             let mut counters = core.gpu.counters;
-            let bounced = core.exchange.as_ref().map_or((0, 0), |exchange| exchange.copied());
-            counters.loaded_bytes += loaded + bounced.0;
-            counters.stored_bytes += stored + bounced.1;
-            counters.flushes += flushes;
+            counters.loaded_bytes += copies.loaded_bytes;
+            counters.stored_bytes += copies.stored_bytes;
+            counters.flushes += copies.flushes;
+            if let Some(bounces) = core.exchange.as_ref().map(Exchange::bounces) {
+                counters.loaded_bytes += bounces.loaded_bytes;
+                counters.stored_bytes += bounces.stored_bytes;
+            }
             counters.untold_buffers = self.shared.gpus.driver.as_ref().map_or(0, Driver::unknown_owners);
             counters
         })

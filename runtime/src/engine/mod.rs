@@ -41,6 +41,7 @@ pub(crate) use matching::label;
 pub(crate) use memory::Buffers;
 pub(crate) use operation::{Job, Lent, needs};
 use operation::{Operation, Position};
+pub(crate) use probing::Found;
 pub(crate) use reserved::Reservation;
 use slot::{Phase, Slot};
 pub(crate) use sync_copy::SyncCopier;
@@ -267,9 +268,9 @@ impl Engine {
         self.io.copies.is_busy()
     }
 
-    /// Returns the bytes copied from GPUs, the bytes copied to them, and the number of flushes.
-    pub(crate) fn copied(&self) -> (u64, u64, u64) {
-        (self.io.copies.loaded_bytes, self.io.copies.stored_bytes, self.io.copies.flushes)
+    /// Returns the copies, which are counted.
+    pub(crate) const fn copies(&self) -> &CopyQueues {
+        &self.io.copies
     }
 
     /// Returns the links, for questions about them.
@@ -340,8 +341,8 @@ impl Engine {
         }
     }
 
-    /// Returns source, tag and length of the message that a finished probe has found.
-    pub(crate) fn found(&self, id: Id) -> Option<(u32, u64, usize)> {
+    /// Returns the message that a finished probe has found.
+    pub(crate) fn found(&self, id: Id) -> Option<Found> {
         match id {
             Id::Operation { .. } => None,
             Id::Transfer { slot, .. } => Some(self.transfers.found(slot)),

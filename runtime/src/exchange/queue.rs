@@ -120,9 +120,9 @@ impl Exchange {
         !self.queue.storing.is_empty() || loading.is_some_and(|bounce| !bounce.is_idle())
     }
 
-    /// Returns the bytes copied from GPUs, and the bytes copied to them.
-    pub(crate) fn copied(&self) -> (u64, u64) {
-        (self.queue.bounces.loaded_bytes, self.queue.bounces.stored_bytes)
+    /// Returns the bounce buffers, whose copies are counted.
+    pub(crate) const fn bounces(&self) -> &Bounces {
+        &self.queue.bounces
     }
 
     /// Waits until no copy touches the callers' memory any more, and ignores errors of copies.
