@@ -132,13 +132,13 @@ impl Contentions {
 
 /// Processor of a rank, and what it knows of contention there.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Processor {
     /// `None` if there is only one.
     pub(crate) affinity: Option<SoftAffinity>,
     pub(crate) contention: Contentions,
 }
 
-impl Place {
+impl Processor {
     pub(crate) fn new(affinity: Option<SoftAffinity>) -> Self {
         Self { affinity, contention: Contentions::default() }
     }
@@ -292,9 +292,9 @@ mod tests {
     fn ranks_of_many_hosts_stay_where_the_scheduler_puts_them_if_they_wait_for_a_network() {
         let returns = |hosts, round_trip_seconds| {
             let assigned = deal(&[3, 5], 1, Sharers { ranks: 4, hosts });
-            let mut place = Place::new(assigned.map(SoftAffinity::new));
-            place.learn(round_trip_seconds);
-            place.affinity.is_some()
+            let mut processor = Processor::new(assigned.map(SoftAffinity::new));
+            processor.learn(round_trip_seconds);
+            processor.affinity.is_some()
         };
         assert!(!returns(4, 120e-6) && !returns(3, 20e-3));
         assert!(returns(4, 22e-6), "the round trip is work of the processors");

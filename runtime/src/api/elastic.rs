@@ -91,7 +91,7 @@ impl Communicator {
     }
 
     pub(super) fn agree_until(&self, flags: u64, until: Until) -> Result<Agreement> {
-        self.shared.check_process(|| Waited::other("agree"))?;
+        self.shared.check_process(|| Waited::Other("agree"))?;
         self.agree_on(Purpose::Agree, "agree", flags, until)
     }
 
@@ -124,7 +124,7 @@ impl Communicator {
     }
 
     pub(super) fn shrink_until(&self, until: Until) -> Result<Self> {
-        self.shared.check_process(|| Waited::other("shrink"))?;
+        self.shared.check_process(|| Waited::Other("shrink"))?;
         self.form_again(Purpose::Shrink, "shrink", until, |ranks, seed| {
             let making = regroup(&self.shared, ranks, seed, until.deadline())?;
             Ok((self.make_next(making)?, Vec::new()))

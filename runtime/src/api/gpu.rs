@@ -6,6 +6,7 @@ use super::Communicator;
 use crate::call::Waited;
 use crate::communicator::on_gpus;
 use crate::error::{Error, Result};
+use crate::exchange::Exchange;
 use crate::gpu::GpuCounters;
 
 impl Communicator {
@@ -13,12 +14,15 @@ impl Communicator {
     #[must_use]
     pub fn gpu_counters(&self) -> GpuCounters {
         self.shared.look(|core| {
-            let (loaded, stored, flushes) = core.engine.copied();
+            let copies = core.engine.copies();
             let mut counters = core.gpu.counters;
-            let bounced = core.exchange.as_ref().map_or((0, 0), |exchange| exchange.copied());
-            counters.loaded_bytes += loaded + bounced.0;
-            counters.stored_bytes += stored + bounced.1;
-            counters.flushes += flushes;
+            counters.loaded_bytes += copies.loaded_bytes;
+            counters.stored_bytes += copies.stored_bytes;
+            counters.flushes += copies.flushes;
+            if let Some(bounces) = core.exchange.as_ref().map(Exchange::bounces) {
+                counters.loaded_bytes += bounces.loaded_bytes;
+                counters.stored_bytes += bounces.stored_bytes;
+            }
             counters.untold_buffers = self.shared.gpus.driver.as_ref().map_or(0, Driver::unknown_owners);
             counters
         })
@@ -38,7 +42,7 @@ impl Communicator {
         let Some(driver) = &self.shared.gpus.driver else { return Ok(()) };
         // SAFETY: the caller's promise.
         unsafe { driver.synchronize(address, stream) }.map_err(|problem| Error::Unsupported {
-            context: self.shared.context(Waited::other("waiting for a stream")),
+            context: self.shared.context(Waited::Other("waiting for a stream")),
             problem,
         })
     }
@@ -48,7 +52,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::Unsupported`] if the driver cannot say.
     pub fn is_gpu_memory(&self, address: *const u8) -> Result<bool> {
-        Ok(on_gpus::owner(&self.shared, (address, 1), || Waited::other("is_gpu_memory"))?.is_some())
+        Ok(on_gpus::owner(&self.shared, (address, 1), || Waited::Other("is_gpu_memory"))?.is_some())
     }
 
     /// Describes in one line how the RDMA adapters of this communicator reach the memory of this rank's GPU, and the

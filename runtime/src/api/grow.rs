@@ -28,7 +28,7 @@ impl Communicator {
     /// [`Error::Unsupported`] if this rank has no port at which others reach it; [`Error::Join`] or [`Error::System`]
     /// if a rank that was alone cannot open one; [`Error::Usage`] after a fork.
     pub fn accept(&self) -> Result<Invitation> {
-        self.shared.check_process(|| Waited::other("accept"))?;
+        self.shared.check_process(|| Waited::Other("accept"))?;
         let waiting_list = self.shared.open_waiting_list()?;
         let invitation = waiting_list.and_then(|list| self.shared.world.control.invitation(list));
         invitation.ok_or_else(|| Error::Unsupported {
@@ -154,7 +154,7 @@ impl Communicator {
     }
 
     fn take_in(&self, places: Places, until: Until) -> Result<Self> {
-        self.shared.check_process(|| Waited::other("grow"))?;
+        self.shared.check_process(|| Waited::Other("grow"))?;
         self.form_again(Purpose::Grow, "grow", until, |ranks, seed| {
             let growth = grow(&self.shared, &Left { ranks, seed }, places, until.deadline())?;
             Ok((self.make_next(growth.making)?, growth.admitted))

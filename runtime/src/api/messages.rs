@@ -132,9 +132,9 @@ impl Communicator {
         transfers: usize,
     ) -> Result<(CoreGuard<'_>, Waited)> {
         let shared = &self.shared;
-        shared.check_process(|| Waited::other(label))?;
+        shared.check_process(|| Waited::Other(label))?;
         let core = shared.core();
-        let waited = Waited::transfer(label, Message { number: core.calls.messages + 1, single });
+        let waited = Waited::Message(label, Message { number: core.calls.messages + 1, single });
         drive::check_usable(shared, &core, waited)?;
         if !core.engine.has_room_for_transfers(transfers) {
             let problem = "more than 65000 sends and receives would be outstanding; use smaller groups";

@@ -73,11 +73,11 @@ pub use work::{SecondWait, Work};
 use kolo_collectives::model::Model;
 use kolo_transport::{Rail, TcpOptions};
 
-use crate::call::{RawCall, Waited};
+use crate::call::{Member, RawCall, Waited};
 use crate::communicator::{Core, Making, Record, Shared, WORLD, leak_in_child, on_gpus, tcp_options};
 use crate::config::Config;
 use crate::control::PeerInfo;
-use crate::dispatch::CarriedOut;
+use crate::dispatch::Explanation;
 use crate::drive;
 use crate::engine::Route;
 use crate::error::{Error, Result};
@@ -155,6 +155,10 @@ impl Communicator {
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.shared.group.rank
+    }
+
+    pub(crate) fn member(&self) -> Member {
+        self.shared.group.member()
     }
 
     /// Returns the number of ranks.
@@ -323,8 +327,8 @@ impl Communicator {
         let symmetric = core.symmetric.describe(&call).map_or_else(String::new, |words| words + "\n");
         let way = core.explain(&call)?;
         let constants = match (&way, &self.config().profile) {
-            (CarriedOut::Exchange(_), _) => String::new(),
-            (CarriedOut::Plan(_) | CarriedOut::File(..), profile) => {
+            (Explanation::Exchange(_), _) => String::new(),
+            (Explanation::Plan(_) | Explanation::File(..), profile) => {
                 let from = profile.as_ref().map_or_else(
                     || "built-in".to_owned(),
                     |loaded| format!("profile {} ({})", loaded.path.display(), loaded.profile.digest()),
@@ -357,7 +361,7 @@ impl Communicator {
     /// [`Error::Usage`] in a child of the process that made the communicator.
     #[inline]
     pub fn check_process(&self) -> Result<()> {
-        self.shared.check_process(|| Waited::other(""))
+        self.shared.check_process(|| Waited::Other(""))
     }
 
     /// Returns the error that the next call would give, if the communicator has failed. For programs that want to

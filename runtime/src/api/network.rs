@@ -55,9 +55,11 @@ impl Communicator {
         let _floats = DefaultFloats::enter();
         let mut core = shared.core();
         if let Some(between) = table.between(&shared.group.members) {
-            core.place.learn(between.round_trip_seconds());
+            core.processor.learn(between.round_trip_seconds());
             let known = core.planner.network().clone().measured(between, table.took);
-            core.engine.expect(known.between().into_iter().flat_map(|between| between.rates(host, hosts)));
+            core.engine
+                .links_mut()
+                .expect(known.between().into_iter().flat_map(|between| between.rates(host, hosts)));
             core.planner.learn(known);
         }
         // The probe's messages do not count: numbers begin with the caller's first call.

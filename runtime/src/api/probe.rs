@@ -9,7 +9,7 @@ use super::Communicator;
 use crate::call::transfer_tag;
 use crate::communicator::{Core, CoreGuard};
 use crate::drive::{self, Ticket};
-use crate::engine::{ANY_SOURCE, Id, Kind, TransferJob, label};
+use crate::engine::{ANY_SOURCE, Found, Id, Kind, TransferJob, label};
 use crate::error::Result;
 use crate::types::DataType;
 
@@ -121,7 +121,7 @@ impl Communicator {
     }
 
     fn describe(&self, core: &Core, id: Id) -> WaitingMessage {
-        let (source, tag, bytes) = core.engine.found(id).unwrap_or_default();
+        let Found { source, tag, bytes } = core.engine.found(id).unwrap_or_default();
         let of = |data_type: &DataType| transfer_tag(self.shared.group.id, *data_type, label(tag)) == tag;
         WaitingMessage { source, tag: label(tag), bytes, data_type: DataType::ALL.into_iter().find(of) }
     }

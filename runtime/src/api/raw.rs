@@ -141,7 +141,7 @@ impl Communicator {
 
     /// Checks a call, and finds out which of its buffers are GPU memory.
     pub(super) fn checked(&self, call: &RawCall) -> Result<Call> {
-        let mut call = Call::check(call, self.rank(), self.world_size())?;
+        let mut call = Call::check(call, self.member())?;
         on_gpus::locate(&self.shared, &mut call)?;
         Ok(call)
     }

@@ -20,7 +20,7 @@ use crate::communicator::Shared;
 use crate::drive;
 use crate::error::{Error, Result};
 
-const WAITED: Waited = Waited::other("register");
+const WAITED: Waited = Waited::Other("register");
 
 /// Outcome of a registration at one transport: its name, and the reason if it needed none.
 pub type RegistrationStatus = (&'static str, Option<&'static str>);
@@ -65,7 +65,7 @@ impl fmt::Debug for Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade().filter(|shared| shared.is_ours()) {
-            shared.core().engine.deregister(self.memory);
+            shared.core().engine.links_mut().deregister(self.memory);
         }
     }
 }
@@ -183,9 +183,8 @@ impl Communicator {
         let mut core = self.shared.core();
         drive::check_usable(&self.shared, &core, WAITED)?;
         // SAFETY: the caller's promise; the registration ends when the handle is dropped.
-        let status = unsafe { core.engine.register(memory, backing) }.map_err(|source| Error::Transport {
-            context: self.shared.context(WAITED),
-            source: Box::new(source),
+        let status = unsafe { core.engine.links_mut().register(memory, backing) }.map_err(|source| {
+            Error::Transport { context: self.shared.context(WAITED), source: Box::new(source) }
         })?;
         Ok(Registration { shared: Arc::downgrade(&self.shared), memory, status })
     }

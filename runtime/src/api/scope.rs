@@ -133,7 +133,7 @@ impl<'buffers> Scope<'buffers, '_> {
     /// over too.
     fn wait(&self) -> Result<()> {
         let shared = &self.communicator.shared;
-        shared.check_process(|| Waited::other("scope"))?;
+        shared.check_process(|| Waited::Other("scope"))?;
         drive::lend(shared, || {
             let mut result = Ok(());
             for Started { ticket: Ticket { id, waited }, source } in self.started.borrow_mut().drain(..) {

@@ -15,7 +15,7 @@ use crate::communicator::{Shared, on_gpus};
 use crate::config::Determinism;
 use crate::drive;
 use crate::error::{Error, Result};
-use crate::reduce::{DefaultFloats, Folding, combine_fn};
+use crate::reduce::{DefaultFloats, combine_fn};
 use crate::types::{Element, ReduceOp};
 
 impl Communicator {
@@ -119,7 +119,7 @@ impl Communicator {
         // The rules for an all-reduce of a vector per rank hold here too, except for the input.
         let input = if own == 0 { std::ptr::null() } else { raw.input };
         let vector = RawCall { input: raw.output.cast_const(), ..*raw };
-        let call = Call::check(&vector, self.rank(), ranks)?;
+        let call = Call::check(&vector, self.member())?;
         let call = Call {
             input,
             counts: Counts::Shards(raw.count),
@@ -127,7 +127,7 @@ impl Communicator {
             shards: Some(shards),
             ..call
         };
-        call.apart(self.rank(), ranks)
+        call.apart()
     }
 }
 
@@ -139,11 +139,10 @@ unsafe fn run(shared: &Shared, call: Call, limit: Duration) -> Result<()> {
     let (ranks, shards) = (shared.group.size, call.shards.unwrap_or(0));
     let is_canonical = shared.config.determinism == Determinism::Canonical;
     let Counts::Shards(count) = call.counts else { unreachable!("it is a call of shards") };
-    let combine = combine_fn(call.data_type, call.op);
-    let (true, true, Some(combine)) = (is_canonical, are_aligned(shards, ranks), combine) else {
+    if !is_canonical || !are_aligned(shards, ranks) {
         // SAFETY: the caller's promise.
         return unsafe { drive::run_within(shared, &call, limit) };
-    };
+    }
     // The tree over this rank's shards is a subtree, and the tree above these subtrees is the canonical tree over the
     // ranks.
     shared.check_process(|| Waited::unnumbered(call.summary(Form::Blocking)))?;
@@ -152,8 +151,7 @@ unsafe fn run(shared: &Shared, call: Call, limit: Duration) -> Result<()> {
     let mut folded = Call { counts: Counts::Even(count), ..call };
     if own > 1 && bytes > 0 {
         let scratch = RefCell::default();
-        let how =
-            Folding { combine, element_bytes: folded.data_type.size(), canonical: true, scratch: &scratch };
+        let how = folded.arithmetic(combine_fn(folded.data_type, folded.op), true).folding(&scratch);
         let input = folded.input;
         let _floats = DefaultFloats::enter();
         // SAFETY: the caller's promise: the input has `own` vectors of `bytes` bytes each, and lies apart from the

@@ -98,11 +98,11 @@ impl Communicator {
                 "this rank is not in the list; only listed ranks may make this call".to_owned(),
             ));
         }
-        self.shared.check_process(|| Waited::other("group"))?;
+        self.shared.check_process(|| Waited::Other("group"))?;
         // Ranks outside the list do not count this call, so the common counter cannot number the group. The list
         // itself, and how often it was used, identify it.
         let mut core = self.shared.core();
-        drive::check_usable(&self.shared, &core, Waited::other("group"))?;
+        drive::check_usable(&self.shared, &core, Waited::Other("group"))?;
         let list = ranks.iter().fold(0, |hash, rank| crate::mix::mix(hash ^ u64::from(*rank)));
         let number = match number {
             Some(number) => GIVEN_NUMBERS + u64::from(number),
@@ -180,9 +180,9 @@ impl Communicator {
     }
 
     fn next_child(&self) -> Result<u64> {
-        self.shared.check_process(|| Waited::other("split"))?;
+        self.shared.check_process(|| Waited::Other("split"))?;
         let mut core = self.shared.core();
-        drive::check_usable(&self.shared, &core, Waited::other("split"))?;
+        drive::check_usable(&self.shared, &core, Waited::Other("split"))?;
         core.calls.children += 1;
         Ok(core.calls.children)
     }

@@ -195,7 +195,7 @@ impl Communicator {
     }
 }
 
-const ALLOC: Waited = Waited::other("alloc");
+const ALLOC: Waited = Waited::Other("alloc");
 
 /// Waiter for the other ranks' memory.
 struct Taking<'a> {

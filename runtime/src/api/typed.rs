@@ -7,12 +7,9 @@ use kolo_collectives::plan::{Collective, Placement};
 
 use super::Communicator;
 use crate::call::ranges::{Range, is_addressable};
-use crate::call::{Call, Counts, RawCall, RawCallV, out_of_range, overlap};
+use crate::call::{Call, Counts, Member, NO_OP, RawCall, RawCallV, out_of_range, overlap, reduces};
 use crate::error::Result;
 use crate::types::{DataType, Element, ReduceOp};
-
-/// Placeholder operator for collectives that reduce nothing.
-const NO_OP: ReduceOp = ReduceOp::Sum;
 
 impl Communicator {
     /// Builds an in-place call on one vector per rank.
@@ -101,6 +98,7 @@ impl Communicator {
     #[inline]
     pub(super) fn barrier_call(&self) -> Call {
         Call {
+            member: self.member(),
             collective: Collective::Barrier,
             input: std::ptr::null(),
             output: std::ptr::null_mut(),
@@ -182,55 +180,20 @@ impl Communicator {
 
     /// Checks and builds a call with blocks of unequal length (a v-form) on raw memory.
     pub(super) fn uneven_call(&self, raw: &RawCallV<'_>) -> Result<Call> {
-        let collective = raw.collective;
-        let root = if collective.is_rooted() { raw.root } else { 0 };
-        if root >= self.world_size() {
-            return Err(self.usage(collective.name(), out_of_range("root", root, self.world_size())));
-        }
-        if let Err(problem) = counts_of_blocks(raw, self.rank(), self.world_size()) {
-            return Err(self.usage(collective.name(), problem));
-        }
-        if crate::call::reduces(collective) && !raw.op.supports(raw.data_type) {
-            let problem = format!("operator {} is not defined for {}", raw.op.name(), raw.data_type);
-            return Err(self.usage(collective.name(), problem));
-        }
-        let mut ranges = [Range::new(raw.input, 0), Range::new(raw.output, 0)];
-        for ((what, counts, start), range) in
-            [("input", raw.input_counts, raw.input), ("output", raw.output_counts, raw.output.cast_const())]
-                .into_iter()
-                .zip(&mut ranges)
-        {
-            let elements = counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
-            let bytes = elements.and_then(|elements| elements.checked_mul(raw.data_type.size()));
-            let Some(bytes) = bytes.filter(|bytes| is_addressable(*bytes)) else {
-                let problem = format!("the {what} counts add up to more than can be addressed");
-                return Err(self.usage(collective.name(), problem));
-            };
-            if start.is_null() && bytes > 0 {
-                let problem = format!("the {what} is null, but should hold {bytes} bytes");
-                return Err(self.usage(collective.name(), problem));
-            }
-            *range = Range::new(start, bytes);
-        }
-        let [input, output] = ranges;
-        if input.meets(output) {
-            let problem = overlap(input, output, "with blocks of unequal length they must not overlap");
-            return Err(self.usage(collective.name(), problem));
-        }
-        if let Some(problem) = own_block_differs(raw, self.rank(), self.world_size()) {
-            return Err(self.usage(collective.name(), problem));
-        }
+        let (collective, member) = (raw.collective, self.member());
+        check_uneven(raw, member).map_err(|problem| self.usage(collective.name(), problem))?;
         Ok(Call {
-            gpus: None,
+            member,
             collective,
             input: raw.input,
             output: raw.output,
             counts: Counts::Uneven { input: raw.input_counts.into(), output: raw.output_counts.into() },
             data_type: raw.data_type,
-            op: raw.op,
-            root,
+            op: if reduces(collective) { raw.op } else { NO_OP },
+            root: if collective.is_rooted() { raw.root } else { 0 },
             placement: Placement::OutOfPlace,
             shards: None,
+            gpus: None,
         })
     }
 
@@ -280,7 +243,7 @@ impl Communicator {
             op,
             root,
         };
-        Call::check(&raw, self.rank(), self.world_size())
+        Call::check(&raw, self.member())
     }
 
     /// Returns the root's output, of `count` elements; null on the other ranks.
@@ -306,8 +269,39 @@ impl Communicator {
     }
 }
 
+/// Checks a call with blocks of unequal length.
+///
+/// # Errors
+/// A text that says what is wrong.
+fn check_uneven(raw: &RawCallV<'_>, member: Member) -> std::result::Result<(), String> {
+    if raw.collective.is_rooted() && raw.root >= member.world_size {
+        return Err(out_of_range("root", raw.root, member.world_size));
+    }
+    check_counts(raw, member)?;
+    if reduces(raw.collective) && !raw.op.supports(raw.data_type) {
+        return Err(format!("operator {} is not defined for {}", raw.op.name(), raw.data_type));
+    }
+    let range = |what: &str, start: *const u8, counts: &[usize]| {
+        let elements = counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
+        let bytes = elements.and_then(|elements| elements.checked_mul(raw.data_type.size()));
+        match bytes.filter(|bytes| is_addressable(*bytes)) {
+            None => Err(format!("the {what} counts add up to more than can be addressed")),
+            Some(bytes) if start.is_null() && bytes > 0 => {
+                Err(format!("the {what} is null, but should hold {bytes} bytes"))
+            }
+            Some(bytes) => Ok(Range::new(start, bytes)),
+        }
+    };
+    let input = range("input", raw.input, raw.input_counts)?;
+    let output = range("output", raw.output.cast_const(), raw.output_counts)?;
+    if input.meets(output) {
+        return Err(overlap(input, output, "with blocks of unequal length they must not overlap"));
+    }
+    own_block_differs(raw, member).map_or(Ok(()), Err)
+}
+
 /// Checks the numbers of counts.
-fn counts_of_blocks(raw: &RawCallV<'_>, rank: u32, world_size: u32) -> std::result::Result<(), String> {
+fn check_counts(raw: &RawCallV<'_>, Member { rank, world_size }: Member) -> std::result::Result<(), String> {
     let (ranks, at_root) = (world_size as usize, rank == raw.root);
     let (reads, writes) = match raw.collective {
         Collective::AllGather => (1, ranks),
@@ -327,7 +321,7 @@ fn counts_of_blocks(raw: &RawCallV<'_>, rank: u32, world_size: u32) -> std::resu
 }
 
 /// Returns what is wrong if the rank's own block is not as long in its input as in its output.
-fn own_block_differs(raw: &RawCallV<'_>, rank: u32, world_size: u32) -> Option<String> {
+fn own_block_differs(raw: &RawCallV<'_>, Member { rank, world_size }: Member) -> Option<String> {
     let block_of = |counts: &[usize]| {
         let own = if counts.len() == world_size as usize { rank as usize } else { 0 };
         counts.get(own).copied()

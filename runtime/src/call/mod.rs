@@ -16,6 +16,7 @@ use kolo_collectives::shards::of_rank as own_shards;
 
 use crate::error::{Error, ErrorContext, Result};
 use crate::mix::mix;
+use crate::reduce::{Arithmetic, Combine};
 use crate::types::{DataType, ReduceOp};
 use ranges::Range;
 
@@ -91,9 +92,22 @@ pub(crate) enum Form {
     Started,
 }
 
+/// A member of a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) rank: u32,
+    /// Number of members.
+    pub(crate) world_size: u32,
+}
+
+/// Operator of calls that do not reduce. It is defined for every type, and does not scale.
+pub(crate) const NO_OP: ReduceOp = ReduceOp::Sum;
+
 /// A checked call.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
+    /// The caller.
+    pub(crate) member: Member,
     pub(crate) collective: Collective,
     pub(crate) input: *const u8,
     pub(crate) output: *mut u8,
@@ -111,40 +125,41 @@ pub(crate) struct Call {
 impl Call {
     /// Checks a raw call. Inlined, since most callers know collective, type and operator, which leaves little to check.
     #[inline]
-    pub(crate) fn check(raw: &RawCall, rank: u32, world_size: u32) -> Result<Self> {
-        let call = Self::unchecked(raw, rank, world_size);
-        if call.is_sound(rank, world_size) { Ok(call) } else { Err(call.refusal(rank, world_size)) }
+    pub(crate) fn check(raw: &RawCall, member: Member) -> Result<Self> {
+        let call = Self::unchecked(raw, member);
+        if call.is_sound() { Ok(call) } else { Err(call.refusal()) }
     }
 
     #[inline]
-    fn unchecked(raw: &RawCall, rank: u32, world_size: u32) -> Self {
+    fn unchecked(raw: &RawCall, member: Member) -> Self {
         // A barrier has no data. A count would be cut into segments, each of them a barrier.
         let (count, data_type) = match raw.collective {
             Collective::Barrier => (0, DataType::U8),
             _ => (raw.count, raw.data_type),
         };
         Self {
+            member,
             collective: raw.collective,
             input: raw.input,
             output: raw.output,
             counts: Counts::Even(count),
             data_type,
-            op: raw.op,
+            op: if reduces(raw.collective) { raw.op } else { NO_OP },
             root: if raw.collective.is_rooted() { raw.root } else { 0 },
-            placement: placement(raw, rank, world_size),
+            placement: placement(raw, member),
             shards: None,
             gpus: None,
         }
     }
 
     #[inline]
-    fn is_sound(&self, rank: u32, world_size: u32) -> bool {
-        self.root < world_size
-            && (!reduces(self.collective) || self.op.supports(self.data_type))
+    fn is_sound(&self) -> bool {
+        self.root < self.member.world_size
+            && self.op.supports(self.data_type)
             && !self.is_prefix_of_averages()
-            && self.is_addressable(world_size)
-            && self.has_its_buffers(rank)
-            && self.lies_apart(rank, world_size)
+            && self.is_addressable()
+            && self.has_its_buffers()
+            && self.lies_apart()
     }
 
     #[inline]
@@ -154,16 +169,16 @@ impl Call {
     }
 
     #[inline]
-    fn is_addressable(&self, world_size: u32) -> bool {
+    fn is_addressable(&self) -> bool {
         let Counts::Even(count) = self.counts else { return true };
-        let blocks = if self.collective.has_block_per_rank() { world_size as usize } else { 1 };
+        let blocks = if self.collective.has_block_per_rank() { self.member.world_size as usize } else { 1 };
         let bytes = count.checked_mul(self.data_type.size()).and_then(|bytes| bytes.checked_mul(blocks));
         bytes.is_some_and(ranges::is_addressable)
     }
 
     #[inline]
-    fn has_its_buffers(&self, rank: u32) -> bool {
-        let (reads, writes) = touches(self.collective, rank == self.root);
+    fn has_its_buffers(&self) -> bool {
+        let (reads, writes) = self.touches();
         matches!(self.counts, Counts::Even(0))
             || !((reads && self.input.is_null()) || (writes && self.output.is_null()))
     }
@@ -171,42 +186,43 @@ impl Call {
     /// Returns whether input and output have no byte in common, or lie as an in-place call requires. Called after the
     /// checks above.
     #[inline]
-    fn lies_apart(&self, rank: u32, world_size: u32) -> bool {
+    fn lies_apart(&self) -> bool {
         self.placement == Placement::InPlace || {
-            let (input, output) = self.ranges(rank, world_size);
+            let (input, output) = self.ranges();
             !input.meets(output)
         }
     }
 
     #[inline]
-    fn ranges(&self, rank: u32, world_size: u32) -> (Range, Range) {
-        let (input, output) = self.bytes(rank, world_size);
+    fn ranges(&self) -> (Range, Range) {
+        let (input, output) = self.bytes();
         (Range::new(self.input, input), Range::new(self.output, output))
     }
 
     /// Returns the call, if its buffers lie apart.
-    pub(crate) fn apart(self, rank: u32, world_size: u32) -> Result<Self> {
-        if self.lies_apart(rank, world_size) { Ok(self) } else { Err(self.refusal(rank, world_size)) }
+    pub(crate) fn apart(self) -> Result<Self> {
+        if self.lies_apart() { Ok(self) } else { Err(self.refusal()) }
     }
 
     /// Returns the problem with a call that is not [sound](Self::is_sound).
     #[cold]
-    fn refusal(&self, rank: u32, world_size: u32) -> Error {
+    fn refusal(&self) -> Error {
         let name = self.op.name();
+        let Member { rank, world_size } = self.member;
         let problem = if self.root >= world_size {
             out_of_range("root", self.root, world_size)
-        } else if reduces(self.collective) && !self.op.supports(self.data_type) {
+        } else if !self.op.supports(self.data_type) {
             format!("operator {name} is not defined for {}", self.data_type)
         } else if self.is_prefix_of_averages() {
             format!("operator {name} is not defined for prefixes; use sum and scale the result")
-        } else if !self.is_addressable(world_size) {
+        } else if !self.is_addressable() {
             let per_rank = if self.collective.has_block_per_rank() { " for each rank" } else { "" };
             let count = self.summary(Form::Blocking).count.unwrap_or(0);
             format!("{count} elements{per_rank} are more than can be addressed")
-        } else if !self.has_its_buffers(rank) {
+        } else if !self.has_its_buffers() {
             "a null pointer was given for a buffer that is not empty".to_owned()
         } else {
-            let (input, output) = self.ranges(rank, world_size);
+            let (input, output) = self.ranges();
             let rule = match self.shards {
                 Some(_) => "with shards they must not overlap",
                 None => in_place_rule(self.collective),
@@ -223,15 +239,41 @@ impl Call {
         self.gpus.as_deref().unwrap_or(&NONE)
     }
 
-    /// Returns the number by which [`ReduceOp::Avg`] divides.
+    /// Returns the factor of [`ReduceOp::PremulSum`].
     #[inline]
-    pub(crate) fn divisor(&self, world_size: u32) -> u32 {
-        self.shards.unwrap_or(world_size)
+    pub(crate) const fn factor(&self) -> Option<f64> {
+        if let ReduceOp::PremulSum(factor) = self.op { Some(factor) } else { None }
     }
 
-    /// Returns the bytes of a rank's input and output; 0 where it has none.
+    /// Returns how the call combines elements, with this kernel and order of reduction.
     #[inline]
-    pub(crate) fn bytes(&self, rank: u32, world_size: u32) -> (usize, usize) {
+    pub(crate) fn arithmetic(&self, combine: Combine, canonical: bool) -> Arithmetic {
+        let is_average = matches!(self.op, ReduceOp::Avg);
+        Arithmetic {
+            combine,
+            data_type: self.data_type,
+            factor: self.factor(),
+            divisor: is_average.then(|| self.shards.unwrap_or(self.member.world_size)),
+            canonical,
+        }
+    }
+
+    /// Returns whether the caller is the root.
+    #[inline]
+    fn is_root(&self) -> bool {
+        self.member.rank == self.root
+    }
+
+    /// Returns whether the caller's input is read, and whether its output is written.
+    #[inline]
+    pub(crate) fn touches(&self) -> (bool, bool) {
+        touches(self.collective, self.is_root())
+    }
+
+    /// Returns the bytes of the caller's input and output; 0 where it has none.
+    #[inline]
+    pub(crate) fn bytes(&self) -> (usize, usize) {
+        let Member { rank, world_size } = self.member;
         let size = self.data_type.size();
         let count = match &self.counts {
             Counts::Even(count) => *count,
@@ -243,7 +285,7 @@ impl Call {
                 return (own * count * size, count * size);
             }
         };
-        let (is_root, all) = (usize::from(rank == self.root), world_size as usize);
+        let (is_root, all) = (usize::from(self.is_root()), world_size as usize);
         let (inputs, outputs) = match self.collective {
             Collective::AllReduce | Collective::Scan | Collective::ExScan => (1, 1),
             Collective::AllGather => (1, all),
@@ -298,7 +340,7 @@ pub(crate) const fn reduces(collective: Collective) -> bool {
 }
 
 /// Returns whether a rank reads its input and whether it writes its output.
-pub(crate) const fn touches(collective: Collective, is_root: bool) -> (bool, bool) {
+const fn touches(collective: Collective, is_root: bool) -> (bool, bool) {
     match collective {
         Collective::Broadcast => (is_root, true),
         Collective::Reduce | Collective::Gather => (true, is_root),
@@ -331,7 +373,7 @@ const fn in_place_rule(collective: Collective) -> &'static str {
 }
 
 #[inline]
-fn placement(raw: &RawCall, rank: u32, world_size: u32) -> Placement {
+fn placement(raw: &RawCall, Member { rank, world_size }: Member) -> Placement {
     let block = raw.count.wrapping_mul(raw.data_type.size());
     let own = block.wrapping_mul(rank as usize);
     let (input, output) = (raw.input, raw.output.cast_const());
@@ -354,6 +396,9 @@ fn placement(raw: &RawCall, rank: u32, world_size: u32) -> Placement {
 mod tests {
     use super::*;
 
+    /// Rank 1 of 4.
+    const MEMBER: Member = Member { rank: 1, world_size: 4 };
+
     fn raw(collective: Collective, input: usize, output: usize, count: usize) -> RawCall {
         RawCall {
             collective,
@@ -368,7 +413,7 @@ mod tests {
 
     #[test]
     fn in_place_is_what_nccl_calls_so() {
-        let placement = |raw: RawCall| Call::check(&raw, 1, 4).unwrap().placement;
+        let placement = |raw: RawCall| Call::check(&raw, MEMBER).unwrap().placement;
         assert_eq!(placement(raw(Collective::AllReduce, 64, 64, 8)), Placement::InPlace);
         assert_eq!(placement(raw(Collective::AllReduce, 64, 128, 8)), Placement::OutOfPlace);
         assert_eq!(placement(raw(Collective::AllGather, 96, 64, 8)), Placement::InPlace);
@@ -381,7 +426,8 @@ mod tests {
         use Collective as C;
         // 8 elements are 32 bytes. The calls are those of rank 1 of 4, and of rank 0, which is the root.
         let check = |rank: u32, call: (Collective, usize, usize)| {
-            Call::check(&raw(call.0, call.1, call.2, 8), rank, 4).map_err(|error| error.to_string())
+            Call::check(&raw(call.0, call.1, call.2, 8), Member { rank, ..MEMBER })
+                .map_err(|error| error.to_string())
         };
         let far = 1 << 20;
         for collective in C::ALL.into_iter().filter(|collective| *collective != C::Barrier) {
@@ -415,19 +461,19 @@ mod tests {
     #[test]
     fn no_buffer_is_longer_than_half_of_the_address_space() {
         let most = isize::MAX as usize / 4;
-        let text = |call: RawCall| Call::check(&call, 1, 4).unwrap_err().to_string();
+        let text = |call: RawCall| Call::check(&call, MEMBER).unwrap_err().to_string();
         // Three quarters of the values of a usize, in total.
         for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
             let call = raw(collective, 64, 64, 3 * (usize::MAX / 64));
             assert!(text(call).contains("for each rank are more than can be addressed"), "{collective:?}");
         }
         assert!(text(raw(Collective::AllReduce, 64, 64, most + 1)).contains("more than can be addressed"));
-        Call::check(&raw(Collective::AllReduce, 64, 64, most), 1, 4).unwrap();
+        Call::check(&raw(Collective::AllReduce, 64, 64, most), MEMBER).unwrap();
     }
 
     #[test]
     fn nonsense_is_refused_with_the_remedy() {
-        let text = |raw: RawCall| Call::check(&raw, 1, 4).unwrap_err().to_string();
+        let text = |raw: RawCall| Call::check(&raw, MEMBER).unwrap_err().to_string();
         let mut call = raw(Collective::Broadcast, 64, 64, 8);
         call.root = 4;
         assert!(text(call).contains("root 4 is out of range: ranks are 0 to 3"));

@@ -35,22 +35,9 @@ pub(crate) struct Single {
 }
 
 impl Waited {
-    #[inline]
-    pub(crate) const fn call(summary: Summary, number: u64) -> Self {
-        Self::Call(summary, Some(number))
-    }
-
     /// Returns a collective that has no number yet.
     pub(crate) const fn unnumbered(summary: Summary) -> Self {
         Self::Call(summary, None)
-    }
-
-    pub(crate) const fn transfer(label: &'static str, message: Message) -> Self {
-        Self::Message(label, message)
-    }
-
-    pub(crate) const fn other(label: &'static str) -> Self {
-        Self::Other(label)
     }
 
     /// Returns the number of the collective, if the operation is one.

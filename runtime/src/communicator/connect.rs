@@ -19,7 +19,7 @@ use super::routes;
 use super::shared::{Contended, Fault, Group, Shared, World};
 use super::shared_memory;
 use super::time_limit::TimeLimit;
-use crate::affinity::{self, Place, SoftAffinity};
+use crate::affinity::{self, Processor, SoftAffinity};
 use crate::config::{Config, Determinism};
 use crate::control::{GatherKey, PeerInfo, Round, StatusBoard};
 use crate::dispatch::{Limits, Planner};
@@ -207,7 +207,9 @@ impl Making {
         let limits = Limits { channels: engine.channels_per_operation(), stages };
         let mut planner = Planner::new(rank, (Arc::clone(hosts), &names), model, config, limits)?;
         let here = hosts[rank as usize];
-        engine.expect(network.between().into_iter().flat_map(|between| between.rates(here, hosts)));
+        engine
+            .links_mut()
+            .expect(network.between().into_iter().flat_map(|between| between.rates(here, hosts)));
         planner.learn(network);
         let canonical = config.determinism == Determinism::Canonical;
         let exchange = established.exchange.filter(|_| config.exchange_bytes != Some(0)).map(|area| {
@@ -231,9 +233,9 @@ impl Making {
         let symmetric =
             SymmetricBuffers::new(rank, group.size, config.symmetric_bytes, canonical, planner.forced());
         let assign = || assign_processor(rank as usize, &group.hosts, cards);
-        let mut place = Place::new(self.world.processor.get_or_init(assign).map(SoftAffinity::new));
+        let mut processor = Processor::new(self.world.processor.get_or_init(assign).map(SoftAffinity::new));
         if let Some(between) = planner.network().between() {
-            place.learn(between.round_trip_seconds());
+            processor.learn(between.round_trip_seconds());
         }
         Ok(Core {
             engine,
@@ -245,7 +247,7 @@ impl Making {
             board,
             awaited: Awaited::default(),
             sleepers: Sleepers::default(),
-            place,
+            processor,
             closed: false,
         })
     }

@@ -7,10 +7,10 @@ use kolo_transport::ParkBy;
 
 use super::awaited::Awaited;
 use super::recorder::Recorder;
-use crate::affinity::Place;
+use crate::affinity::Processor;
 use crate::call::{Call, Form};
 use crate::control::StatusBoard;
-use crate::dispatch::{CarriedOut, Decision, LastCall, Planner, Way, decide};
+use crate::dispatch::{Decision, Executor, Explanation, LastCall, Planner, decide};
 use crate::engine::{Engine, Id};
 use crate::error::Result;
 use crate::exchange::Exchange;
@@ -32,7 +32,7 @@ pub(crate) struct Core {
     /// Started operations that tasks await, or that the program polls.
     pub(crate) awaited: Awaited,
     pub(crate) sleepers: Sleepers,
-    pub(crate) place: Place,
+    pub(crate) processor: Processor,
     pub(crate) closed: bool,
 }
 
@@ -131,22 +131,24 @@ impl Calls {
 }
 
 impl Core {
-    /// Decides which way a call goes.
+    /// Decides which executor runs a call.
     #[inline(always)]
     pub(crate) fn decide(&self, call: &Call, form: Form) -> Decision {
         decide(self.exchange.as_ref().map(|exchange| &exchange.compiled), &self.symmetric, call, form)
     }
 
-    /// Returns the way of a blocking call, with its reasons. Symmetric buffers do not count, unless a setting asks for
+    /// Returns the executor of a blocking call, with the reasons. Symmetric buffers do not count, unless a setting asks for
     /// them.
-    pub(crate) fn explain(&self, call: &Call) -> Result<CarriedOut> {
-        Ok(match (self.decide(call, Form::Blocking).way, &self.exchange) {
-            (Way::Exchange, Some(exchange)) => CarriedOut::Exchange(exchange.compiled.describe(call)),
+    pub(crate) fn explain(&self, call: &Call) -> Result<Explanation> {
+        Ok(match (self.decide(call, Form::Blocking).executor, &self.exchange) {
+            (Executor::Exchange { .. }, Some(exchange)) => {
+                Explanation::Exchange(exchange.compiled.describe(call))
+            }
             _ => {
                 let choice = Box::new(self.planner.explain(call, self.symmetric.asked_for(call))?);
                 match self.planner.file_for(call) {
-                    Some(words) => CarriedOut::File(words, choice),
-                    None => CarriedOut::Plan(choice),
+                    Some(words) => Explanation::File(words, choice),
+                    None => Explanation::Plan(choice),
                 }
             }
         })

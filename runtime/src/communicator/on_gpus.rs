@@ -28,7 +28,7 @@ pub(crate) fn owner(
 /// # Errors
 /// See [`owner`].
 pub(crate) fn locate(shared: &Shared, call: &mut Call) -> Result<()> {
-    let found = shared.gpus.locate(call, shared.group.size);
+    let found = shared.gpus.locate(call);
     found.map_err(|problem| unsupported(shared, Waited::unnumbered(call.summary(Form::Blocking)), problem))
 }
 
@@ -39,8 +39,7 @@ fn unsupported(shared: &Shared, waited: Waited, problem: String) -> Error {
 
 /// Returns the expected path of a call on GPU memory, as far as it is known beforehand.
 pub(crate) fn foreseen(shared: &Shared, core: &Core, call: &Call) -> Option<GpuPath> {
-    let group = &shared.group;
-    core.gpu.foreseen(call, group.rank == call.root, group.routes.iter().all(Route::uses_adapters))
+    core.gpu.foreseen(call, shared.group.routes.iter().all(Route::uses_adapters))
 }
 
 /// Prepares for a call, or for a group of messages: deregisters the allocations beyond the limit.
@@ -60,7 +59,7 @@ pub(crate) fn call_path(
 ) -> Result<Option<GpuPath>> {
     let _whole = Whole::new();
     let Some(path) = foreseen(shared, core, call) else { return Ok(None) };
-    let (input, output) = call.bytes(shared.group.rank, shared.group.size);
+    let (input, output) = call.bytes();
     let buffers =
         [(&call.gpus().input, call.input, input), (&call.gpus().output, call.output.cast_const(), output)];
     let buffers = buffers.into_iter().filter_map(|(gpu, at, len)| Some((gpu.as_ref()?, at, len)));

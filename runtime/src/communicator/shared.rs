@@ -20,7 +20,7 @@ use super::guard::CoreGuard;
 use super::lineage::Lineage;
 use super::time_limit::TimeLimit;
 use crate::affinity::Assigned;
-use crate::call::Waited;
+use crate::call::{Member, Waited};
 use crate::config::{Config, Elastic, Transports};
 use crate::control::{Control, Departure, Membership, WaitingList};
 use crate::engine::Route;
@@ -75,6 +75,12 @@ pub(crate) struct Adapters {
 }
 
 impl Group {
+    /// Returns this rank as a member.
+    #[inline]
+    pub(crate) const fn member(&self) -> Member {
+        Member { rank: self.rank, world_size: self.size }
+    }
+
     /// Returns the route to a peer.
     pub(crate) fn route(&self, peer: u32) -> Option<&Route> {
         self.routes.iter().find(|route| route.peer == peer)

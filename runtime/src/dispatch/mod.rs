@@ -1,4 +1,4 @@
-//! Decides which way a call goes, in one place for all code that runs, starts, explains or checks calls.
+//! Decides which executor runs a call, in one place for all code that runs, starts, explains or checks calls.
 
 mod last_call;
 mod plan_files;
@@ -15,28 +15,29 @@ pub(crate) use planner::{Limits, Planner};
 pub use planner::{apply_settings, offered_channels};
 
 use crate::call::{Call, Form};
+use crate::engine::Reservation;
 use crate::exchange::compiled::CompiledExchange;
 use crate::symmetric::SymmetricBuffers;
 
-/// The way of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// The exchange of the host.
-    Exchange,
-    /// A plan, run by the engine.
-    Plan,
+/// The executor of a call. A call that has asked for symmetric buffers has its place in the order of calls already.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Executor {
+    /// The exchange of the host, in this turn or in the next one that is free.
+    Exchange { turn: Option<u64> },
+    /// The engine, which runs a plan, in this place or behind all operations.
+    Engine { reservation: Option<Reservation> },
 }
 
-/// Decision about the way of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Decision about the executor of a call.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Decision {
     /// Whether the ranks first ask each other if all their buffers are symmetric, and then access each other's buffers.
     pub(crate) asks_for_symmetric: bool,
-    /// The way if the buffers are not symmetric, or if the ranks do not ask.
-    pub(crate) way: Way,
+    /// The executor if the buffers are not symmetric, or if the ranks do not ask.
+    pub(crate) executor: Executor,
 }
 
-/// Decides which way a call goes. The decision is the same on all ranks.
+/// Decides which executor runs a call. The decision is the same on all ranks.
 #[inline(always)]
 pub(crate) fn decide(
     exchange: Option<&CompiledExchange>,
@@ -46,21 +47,25 @@ pub(crate) fn decide(
 ) -> Decision {
     Decision {
         asks_for_symmetric: form == Form::Blocking && symmetric.considers(call),
-        way: if exchange.is_some_and(|exchange| exchange.serves(call)) { Way::Exchange } else { Way::Plan },
+        executor: match exchange.is_some_and(|exchange| exchange.serves(call)) {
+            true => Executor::Exchange { turn: None },
+            false => Executor::Engine { reservation: None },
+        },
     }
 }
 
-/// The way of a call, with the reasons for it.
+/// The executor of a call, with the reasons for it.
 #[derive(Debug)]
-pub(crate) enum CarriedOut {
+pub(crate) enum Explanation {
     /// The exchange, described in words.
     Exchange(String),
+    /// The engine, with this plan.
     Plan(Box<Choice>),
     /// A plan of a file, described in words, and the choice without it.
     File(String, Box<Choice>),
 }
 
-impl CarriedOut {
+impl Explanation {
     /// Returns the name of the algorithm, `exchange`, or `plan` for a plan of a file.
     pub(crate) fn name(&self) -> &'static str {
         match self {
@@ -71,7 +76,7 @@ impl CarriedOut {
     }
 }
 
-impl fmt::Display for CarriedOut {
+impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let choice = match self {
             Self::Exchange(words) => return f.write_str(words),

@@ -346,7 +346,7 @@ fn steps(plan: &Plan) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::RawCall;
+    use crate::call::{Member, RawCall};
     use crate::types::{DataType, ReduceOp};
     use kolo_collectives::model::LinkClass;
 
@@ -362,7 +362,8 @@ mod tests {
     fn call(collective: Collective, count: usize, root: u32) -> Call {
         let (input, output, op) = (std::ptr::null(), std::ptr::null_mut(), ReduceOp::Sum);
         let raw = RawCall { collective, input, output, count: 0, data_type: DataType::F32, op, root };
-        Call { counts: Counts::Even(count), ..Call::check(&raw, 0, u32::MAX).expect("a sound call") }
+        let member = Member { rank: 0, world_size: u32::MAX };
+        Call { counts: Counts::Even(count), ..Call::check(&raw, member).expect("a sound call") }
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(crate) fn close(shared: &Shared, limit: Duration) -> Departure {
     let is_over = closing.is_over(&core);
     if !is_over {
         // Data that was reported as sent arrives, even if something else has not left within the limit.
-        core.engine.leave();
+        core.engine.links_mut().leave();
     }
     if is_over || core.engine.has_open_collectives() {
         core.abort(&cause);

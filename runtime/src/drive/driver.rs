@@ -91,7 +91,7 @@ pub(crate) fn wait_for<'a>(
         return Ok(core);
     }
     let _attended = Attended::new(&shared.attendance);
-    drive(shared, core, Operation(id), waited, &mut patience(shared, limit))
+    drive(shared, core, OperationGoal(id), waited, &mut patience(shared, limit))
 }
 
 /// Drives until all of these operations are done, within one limit, and calls `over` for each.
@@ -108,7 +108,7 @@ pub(crate) fn wait_for_all<'a>(
             let _attended = Attended::new(&shared.attendance);
             let again = |before: Patience| before.again(Pacer::new(shared.policy));
             let mut patience = before.map_or_else(|| patience(shared, limit), again);
-            core = drive(shared, core, Operation(id), waited, &mut patience)?;
+            core = drive(shared, core, OperationGoal(id), waited, &mut patience)?;
             before = Some(patience);
         }
         over(&mut core, id);
@@ -124,13 +124,13 @@ pub(super) fn patience(shared: &Shared, limit: Duration) -> Patience {
 /// Asks the peers for which operation `id` waits, as a wait does that has suspected one of them for long enough.
 #[cfg(test)]
 pub(crate) fn ask_for<'a>(shared: &'a Shared, core: CoreGuard<'a>, id: Id, waited: Waited) -> Result<()> {
-    Driver::new(shared, core, Operation(id), waited).ask(Some(Suspicion::HasLeft)).map(|_| ())
+    Driver::new(shared, core, OperationGoal(id), waited).ask(Some(Suspicion::HasLeft)).map(|_| ())
 }
 
 /// An operation that the engine knows.
-struct Operation(Id);
+struct OperationGoal(Id);
 
-impl Goal for Operation {
+impl Goal for OperationGoal {
     fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
         let moved = core.progress();
         let Core { engine, exchange, .. } = core;
@@ -174,13 +174,13 @@ pub(super) fn drive<'a, G: Goal>(
     patience: &mut Patience,
 ) -> Result<CoreGuard<'a>> {
     let is_short = is_short(waited);
-    let contention = core.place.contention.of(is_short, Instant::now);
+    let contention = core.processor.contention.of(is_short, Instant::now);
     let mut driver = Driver::new(shared, core, goal, waited);
     patience.pacer().contention = contention;
     until(&mut driver, patience)?;
     let mut core = driver.core();
     let contention = patience.pacer().contention;
-    core.place.contention.keep(is_short, contention);
+    core.processor.contention.keep(is_short, contention);
     if let Some(exchange) = &mut core.exchange {
         exchange.compiled.note_others(contention.until());
     }
@@ -298,7 +298,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         }
         if next.is_a_while()
             && next != Next::Queue
-            && let Some(affinity) = &mut core.place.affinity
+            && let Some(affinity) = &mut core.processor.affinity
         {
             if !affinity.is_shared() {
                 if next == Next::Yield && pacer.shares_with_a_peer() {
@@ -349,7 +349,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         let mut core = self.core();
         let (shared, goal, waited) = (self.shared, &self.goal, self.waited);
         let unheard = timed_out::note_unheard(shared, &core);
-        if unheard.into_iter().any(|peer| core.engine.black_hole(peer).is_some()) {
+        if unheard.into_iter().any(|peer| core.engine.links_mut().black_hole(peer).is_some()) {
             let peers = goal.waiting_for(&core);
             drop(core);
             return Err(time_out(shared, waited, STALL + asked_at.elapsed(), &peers));

@@ -6,7 +6,7 @@ use super::driver::{Fault, Goal, drive, patience};
 use super::lent::Lent;
 use super::run::Begun;
 use super::{Step, lend};
-use crate::call::{Call, Waited};
+use crate::call::Call;
 use crate::communicator::{Attended, Core, CoreGuard, Shared};
 use crate::error::Result;
 use crate::exchange::compiled::ExchangeCursor;
@@ -16,35 +16,33 @@ use crate::wait;
 /// most exchanges.
 const POLLS_FIRST: u32 = 64;
 
-/// Runs a call through the exchange, if that way was decided.
+/// Runs a call through the exchange, in this turn or in the next one that is free.
 ///
 /// # Safety
 /// See [`run_within`](super::run_within).
 #[inline(always)]
 pub(super) unsafe fn run_exchange<'a>(
-    shared: &'a Shared,
-    core: CoreGuard<'a>,
-    call: &Call,
-    begun: &Begun,
+    begun: &Begun<'a>,
+    mut core: CoreGuard<'a>,
+    turn: Option<u64>,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
-    let combine = begun.combine(shared, call)?;
-    let mut core = core;
+    let Begun { shared, call, .. } = *begun;
     let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
-    let cursor = exchange.compiled.enter(call, combine, begun.tag, begun.turn());
-    let mut visit = Visit { call, cursor, has_just_looked: true };
-    if visit.cursor.may_lend() {
+    let cursor = exchange.compiled.enter(call, begun.combine, begun.tag, turn);
+    let mut goal = ExchangeGoal { call, cursor, has_just_looked: true };
+    if goal.cursor.may_lend() {
         // All of it runs inside `lend`, which takes the buffers back after a panic.
-        visit.has_just_looked = false;
-        return watched(shared, core, visit, begun.waited(call), limit);
+        goal.has_just_looked = false;
+        return watched(begun, core, goal, limit);
     }
-    let (core, outcome) = poll_first(shared, core, &mut visit);
+    let (core, outcome) = poll_first(shared, core, &mut goal);
     match outcome {
         Ok(true) => Ok(core),
-        Ok(false) => watched(shared, core, visit, begun.waited(call), limit),
+        Ok(false) => watched(begun, core, goal, limit),
         Err(fault) => {
             drop(core);
-            Err(fault.error(shared, begun.waited(call)))
+            Err(fault.error(shared, begun.waited()))
         }
     }
 }
@@ -55,7 +53,7 @@ pub(super) unsafe fn run_exchange<'a>(
 fn poll_first<'a>(
     shared: &'a Shared,
     core: CoreGuard<'a>,
-    visit: &mut Visit<'_>,
+    goal: &mut ExchangeGoal<'_>,
 ) -> (CoreGuard<'a>, Result<bool, Fault>) {
     let lent = Lent::new(shared);
     // Dropped before the guard, which needs it.
@@ -64,7 +62,7 @@ fn poll_first<'a>(
     #[cfg(test)]
     super::injected::first_poll();
     let outcome = loop {
-        match visit.advance(&mut core) {
+        match goal.advance(&mut core) {
             Ok(false) if polls > 0 && !shared.is_wanted() && core.engine.outstanding() == 0 => {}
             outcome => break outcome,
         }
@@ -79,21 +77,21 @@ fn poll_first<'a>(
 /// Goes on with a call that takes longer, or beside which other work is outstanding.
 #[inline(never)]
 fn watched<'a>(
-    shared: &'a Shared,
+    begun: &Begun<'a>,
     core: CoreGuard<'a>,
-    visit: Visit<'_>,
-    waited: Waited,
+    goal: ExchangeGoal<'_>,
     limit: Duration,
 ) -> Result<CoreGuard<'a>> {
+    let shared = begun.shared;
     lend(shared, move || {
         let _attended = Attended::new(&shared.attendance);
-        drive(shared, core, visit, waited, &mut patience(shared, limit))
+        drive(shared, core, goal, begun.waited(), &mut patience(shared, limit))
     })
 }
 
 /// A call on its way through the exchange. Only [`run_exchange`] makes one, and its caller lends the buffers until it
 /// returns.
-struct Visit<'c> {
+struct ExchangeGoal<'c> {
     call: &'c Call,
     cursor: ExchangeCursor,
     /// Whether the loop's first step would only poll again, and take the cache lines from the ranks about to write
@@ -101,7 +99,7 @@ struct Visit<'c> {
     has_just_looked: bool,
 }
 
-impl Visit<'_> {
+impl ExchangeGoal<'_> {
     #[inline(always)]
     fn advance(&mut self, core: &mut Core) -> Result<bool, Fault> {
         let Some(exchange) = &mut core.exchange else { unreachable!("it was decided for") };
@@ -110,7 +108,7 @@ impl Visit<'_> {
     }
 }
 
-impl Goal for Visit<'_> {
+impl Goal for ExchangeGoal<'_> {
     fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
         let before = self.cursor.position();
         if !std::mem::take(&mut self.has_just_looked) && self.advance(core)? {
@@ -118,7 +116,7 @@ impl Goal for Visit<'_> {
         }
         // Before it comes here, another rank may be waiting for an earlier operation of this rank.
         let moved = core.progress_others() || self.cursor.position() > before;
-        Ok(at_the_exchange(core, self.cursor.turn(), moved))
+        Ok(at_the_exchange(core, self.cursor.turn, moved))
     }
 
     fn waiting_for(&self, core: &Core) -> Vec<u32> {
@@ -126,7 +124,7 @@ impl Goal for Visit<'_> {
     }
 
     fn turn(&self) -> Option<u64> {
-        Some(self.cursor.turn())
+        Some(self.cursor.turn)
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) fn check_usable(shared: &Shared, core: &Core, waited: Waited) -> Resu
 
 /// Returns the error that the next call would give, once data sent before has had its time.
 pub(crate) fn standing_error(shared: &Shared) -> Option<Error> {
-    const ASKED: Waited = Waited::other("");
+    const ASKED: Waited = Waited::Other("");
     if let Err(forked) = shared.check_process(|| ASKED) {
         return Some(forked);
     }

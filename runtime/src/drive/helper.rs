@@ -25,7 +25,7 @@ const NAP: Duration = Duration::from_micros(200);
 /// Time for which a helper naps after the last work, before it sleeps.
 const NAPS_MAX: Duration = Duration::from_millis(10);
 
-const HELPING: Waited = Waited::other("progress of asynchronous operations");
+const HELPING: Waited = Waited::Other("progress of asynchronous operations");
 
 /// Makes sure that a helper thread runs and will notice new work. Returns whether there is one, since the system may
 /// refuse a thread.

@@ -145,7 +145,8 @@ pub(super) fn look_for_the_gone<'a>(
         late
     };
     for peer in late(&core) {
-        let Err(error) = core.engine.look_for(peer) else { continue };
+        let looked = core.engine.links_mut().endpoint(peer).and_then(|endpoint| endpoint.look_for(peer));
+        let Err(error) = looked else { continue };
         if error.kind != ErrorKind::PeerLost {
             tracing::warn!(peer, %error, "the end of this rank cannot be noticed");
             continue;

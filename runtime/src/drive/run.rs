@@ -1,4 +1,4 @@
-//! Runs a checked call, blocking or asynchronous, in the way that [`Core::decide`] says.
+//! Runs a checked call, blocking or asynchronous, with the executor that [`Core::decide`] names.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,67 +11,20 @@ use super::exchange::run_exchange;
 use super::fail::give_up;
 use super::symmetric::run_symmetric;
 use super::{call_helper, check_usable, lend, wait_for};
-use crate::call::{self, AdapterAccess, Call, Counts, Form, GpuBuffers, Waited, reduces};
+use crate::call::{self, AdapterAccess, Call, Counts, Form, GpuBuffers, Waited};
 use crate::communicator::{Core, CoreGuard, Shared, on_gpus};
-use crate::dispatch::{Decision, Known, Way};
-use crate::engine::{Buffers, Id, Job, Lent, Owner, Reservation};
+use crate::dispatch::{Decision, Executor, Known};
+use crate::engine::{Buffers, Id, Job, Lent, Owner};
 use crate::error::{Error, Result};
 use crate::failure::Cause;
 use crate::gpu::GpuPath;
-use crate::reduce::{Combine, kernel};
-use crate::types::ReduceOp;
+use crate::reduce::Combine;
 
 /// An asynchronous operation that was started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
     pub(crate) id: Id,
     pub(crate) waited: Waited,
-}
-
-/// A call that has been numbered and recorded.
-#[derive(Clone, Copy)]
-pub(super) struct Begun {
-    sequence: u64,
-    form: Form,
-    pub(super) tag: u64,
-    /// The kernel that reduces, if there is one.
-    combine: Option<Combine>,
-    /// Path of a call on GPU memory.
-    path: Option<GpuPath>,
-    kept: Kept,
-}
-
-/// Place that a call has kept in the order of calls while it asked for symmetric buffers.
-#[derive(Clone, Copy)]
-pub(super) enum Kept {
-    /// The call has not asked.
-    Nothing,
-    /// A turn at the exchange.
-    Turn(u64),
-    /// A place among the blocking operations.
-    Operation(Reservation),
-}
-
-impl Begun {
-    /// Returns the full description of the awaited call. Most calls are over before anybody asks for it.
-    pub(super) fn waited(&self, call: &Call) -> Waited {
-        Waited::call(call.summary(self.form), self.sequence)
-    }
-
-    /// Returns the turn at the exchange that the call has already.
-    #[inline]
-    pub(super) const fn turn(&self) -> Option<u64> {
-        match self.kept {
-            Kept::Turn(turn) => Some(turn),
-            Kept::Nothing | Kept::Operation(_) => None,
-        }
-    }
-
-    /// Returns the kernel that reduces.
-    #[inline]
-    pub(super) fn combine(&self, shared: &Shared, call: &Call) -> Result<Combine> {
-        self.combine.ok_or_else(|| no_kernel(shared, call, self.waited(call)))
-    }
 }
 
 /// Runs a call and waits for it, with the time-out of the settings.
@@ -105,91 +58,16 @@ pub(crate) unsafe fn start_and_wait(shared: &Shared, call: &Call, limit: Duratio
 /// See [`run_within`].
 #[inline(always)]
 unsafe fn run_as(shared: &Shared, call: &Call, form: Form, limit: Duration) -> Result<()> {
-    shared.check_process(|| Waited::unnumbered(call.summary(form)))?;
-    let mut core = shared.core();
-    let begun = begin(shared, &mut core, call, form)?;
-    let Decision { asks_for_symmetric, way } = core.decide(call, form);
+    let (begun, core) = Begun::new(shared, call, form)?;
+    let Decision { asks_for_symmetric, executor } = core.decide(call, form);
     // SAFETY: the caller's promise, passed on.
     unsafe {
         if asks_for_symmetric {
-            ask_first(shared, core, call, way, begun, limit)
+            begun.ask_first(core, executor, limit)
         } else {
-            carry_out(shared, core, call, way, &begun, limit)
+            begun.carry_out(core, executor, limit)
         }
     }
-}
-
-/// Runs a call on symmetric buffers, or as was decided if they are not.
-///
-/// # Safety
-/// See [`run_within`].
-#[inline(never)]
-unsafe fn ask_first<'a>(
-    shared: &'a Shared,
-    core: CoreGuard<'a>,
-    call: &Call,
-    way: Way,
-    begun: Begun,
-    limit: Duration,
-) -> Result<()> {
-    // SAFETY: the caller's promise, passed on.
-    let asked = unsafe { run_symmetric(shared, core, call, way, &begun, limit) };
-    let (mut core, declined) = asked.inspect_err(|error| refused(shared, error, begun.sequence))?;
-    match declined {
-        // SAFETY: the caller's promise, passed on.
-        Some(kept) => unsafe { carry_out(shared, core, call, way, &Begun { kept, ..begun }, limit) },
-        None => {
-            core.end_call(begun.sequence);
-            Ok(())
-        }
-    }
-}
-
-/// Runs a call as was decided.
-///
-/// # Safety
-/// See [`run_within`].
-#[inline(always)]
-unsafe fn carry_out<'a>(
-    shared: &'a Shared,
-    core: CoreGuard<'a>,
-    call: &Call,
-    way: Way,
-    begun: &Begun,
-    limit: Duration,
-) -> Result<()> {
-    // SAFETY: the caller's promise, passed on.
-    let mut core = unsafe {
-        match way {
-            Way::Exchange if call.gpus.is_none() => run_exchange(shared, core, call, begun, limit),
-            way => run_started(shared, core, call, way, begun, limit),
-        }
-    }
-    .inspect_err(|error| refused(shared, error, begun.sequence))?;
-    core.end_call(begun.sequence);
-    Ok(())
-}
-
-/// Runs a call as an operation of the engine, and waits for it.
-///
-/// # Safety
-/// See [`run_within`].
-#[inline(never)]
-unsafe fn run_started<'a>(
-    shared: &'a Shared,
-    core: CoreGuard<'a>,
-    call: &Call,
-    way: Way,
-    begun: &Begun,
-    limit: Duration,
-) -> Result<CoreGuard<'a>> {
-    lend(shared, move || {
-        // SAFETY: the caller's promise, passed on.
-        let (core, id) = unsafe { launch(shared, core, call, way, begun, &mut None) }?;
-        let mut core = wait_for(shared, core, id, begun.waited(call), limit)?;
-        core.engine.release(id);
-        Ok(core)
-    })
 }
 
 /// Starts a call; `keep` lives until it is done.
@@ -198,13 +76,11 @@ unsafe fn run_started<'a>(
 /// Until the operation is done or the communicator has been aborted, the buffers of the call are valid and nobody else
 /// touches them.
 pub(crate) unsafe fn start(shared: &Arc<Shared>, call: &Call, mut keep: Option<Owner>) -> Result<Ticket> {
-    shared.check_process(|| Waited::unnumbered(call.summary(Form::Started)))?;
-    let mut core = shared.core();
-    let begun = begin(shared, &mut core, call, Form::Started)?;
-    let Decision { way, .. } = core.decide(call, Form::Started);
+    let (begun, core) = Begun::new(shared, call, Form::Started)?;
+    let Decision { executor, .. } = core.decide(call, Form::Started);
     let (id, pending) = lend(shared, move || {
         // SAFETY: the caller's promise, passed on.
-        let (mut core, id) = unsafe { launch(shared, core, call, way, &begun, &mut keep) }?;
+        let (mut core, id) = unsafe { begun.launch(core, executor, &mut keep) }?;
         let pending = !core.engine.is_done(id);
         if pending {
             core.engine.number(id, begun.sequence);
@@ -213,33 +89,205 @@ pub(crate) unsafe fn start(shared: &Arc<Shared>, call: &Call, mut keep: Option<O
         }
         Ok((id, pending))
     })
-    .inspect_err(|error| refused(shared, error, begun.sequence))?;
+    .inspect_err(|error| begun.refused(error))?;
     if pending {
         call_helper(shared);
     }
-    Ok(Ticket { id, waited: begun.waited(call) })
+    Ok(Ticket { id, waited: begun.waited() })
 }
 
-/// Numbers and records a call.
-#[inline(always)]
-fn begin(shared: &Shared, core: &mut Core, call: &Call, form: Form) -> Result<Begun> {
-    let sequence = core.calls.sequence + 1;
-    let summary = call.summary(form);
-    let waited = || Waited::call(summary, sequence);
-    if !shared.is_well(core) {
-        check_usable(shared, core, waited())?;
+/// A call that has been numbered and recorded.
+#[derive(Clone, Copy)]
+pub(super) struct Begun<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) call: &'a Call,
+    sequence: u64,
+    form: Form,
+    pub(super) tag: u64,
+    pub(super) combine: Combine,
+    /// Path of a call on GPU memory.
+    path: Option<GpuPath>,
+}
+
+impl<'a> Begun<'a> {
+    /// Numbers and records a call. Returns it with the core.
+    #[inline(always)]
+    fn new(shared: &'a Shared, call: &'a Call, form: Form) -> Result<(Self, CoreGuard<'a>)> {
+        shared.check_process(|| Waited::unnumbered(call.summary(form)))?;
+        let mut core = shared.core();
+        let sequence = core.calls.sequence + 1;
+        let summary = call.summary(form);
+        let waited = || Waited::Call(summary, Some(sequence));
+        if !shared.is_well(&core) {
+            check_usable(shared, &core, waited())?;
+        }
+        if !core.engine.has_room() {
+            return Err(too_many(shared, waited()));
+        }
+        let path =
+            if call.gpus.is_none() { None } else { on_gpus::call_path(shared, &mut core, call, waited())? };
+        core.calls.sequence = sequence;
+        let label = summary.label();
+        core.calls.recorder.begin(sequence, summary, path);
+        shared.membership.board().start(sequence, label);
+        let Known { signature, combine } = core.calls.last.look_up(call, label);
+        let tag = call::tag(shared.group.id, sequence, signature);
+        Ok((Self { shared, call, sequence, form, tag, combine, path }, core))
     }
-    if !core.engine.has_room() {
-        return Err(too_many(shared, waited()));
+
+    /// Returns the full description of the awaited call. Most calls are over before anybody asks for it.
+    pub(super) fn waited(&self) -> Waited {
+        Waited::Call(self.call.summary(self.form), Some(self.sequence))
     }
-    let path = if call.gpus.is_none() { None } else { on_gpus::call_path(shared, core, call, waited())? };
-    core.calls.sequence = sequence;
-    let label = summary.label();
-    core.calls.recorder.begin(sequence, summary, path);
-    shared.membership.board().start(sequence, label);
-    let Known { signature, combine } = core.calls.last.look_up(call, label);
-    let tag = call::tag(shared.group.id, sequence, signature);
-    Ok(Begun { sequence, form, tag, combine, path, kept: Kept::Nothing })
+
+    /// Runs a call on symmetric buffers, or with this executor if they are not.
+    ///
+    /// # Safety
+    /// See [`run_within`].
+    #[inline(never)]
+    unsafe fn ask_first(&self, core: CoreGuard<'a>, executor: Executor, limit: Duration) -> Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        let asked = unsafe { run_symmetric(self, core, executor, limit) };
+        let (mut core, declined) = asked.inspect_err(|error| self.refused(error))?;
+        match declined {
+            // SAFETY: the caller's promise, passed on.
+            Some(executor) => unsafe { self.carry_out(core, executor, limit) },
+            None => {
+                core.end_call(self.sequence);
+                Ok(())
+            }
+        }
+    }
+
+    /// Runs a call with this executor.
+    ///
+    /// # Safety
+    /// See [`run_within`].
+    #[inline(always)]
+    unsafe fn carry_out(&self, core: CoreGuard<'a>, executor: Executor, limit: Duration) -> Result<()> {
+        // SAFETY: the caller's promise, passed on.
+        let mut core = unsafe {
+            match executor {
+                Executor::Exchange { turn } if self.call.gpus.is_none() => {
+                    run_exchange(self, core, turn, limit)
+                }
+                executor => self.run_started(core, executor, limit),
+            }
+        }
+        .inspect_err(|error| self.refused(error))?;
+        core.end_call(self.sequence);
+        Ok(())
+    }
+
+    /// Runs a call as an operation of the engine, and waits for it.
+    ///
+    /// # Safety
+    /// See [`run_within`].
+    #[inline(never)]
+    unsafe fn run_started(
+        &self,
+        core: CoreGuard<'a>,
+        executor: Executor,
+        limit: Duration,
+    ) -> Result<CoreGuard<'a>> {
+        lend(self.shared, move || {
+            // SAFETY: the caller's promise, passed on.
+            let (core, id) = unsafe { self.launch(core, executor, &mut None) }?;
+            let mut core = wait_for(self.shared, core, id, self.waited(), limit)?;
+            core.engine.release(id);
+            Ok(core)
+        })
+    }
+
+    /// Starts a call with this executor. After an error, `keep` is still the caller's, who drops it without the core.
+    ///
+    /// # Safety
+    /// See [`start`].
+    unsafe fn launch(
+        &self,
+        mut core: CoreGuard<'a>,
+        executor: Executor,
+        keep: &mut Option<Owner>,
+    ) -> Result<(CoreGuard<'a>, Id)> {
+        match executor {
+            Executor::Engine { reservation } => {
+                let mut job = self.job(&mut core).inspect_err(|_| {
+                    if let Some(reservation) = reservation {
+                        core.engine.unreserve(reservation);
+                    }
+                })?;
+                job.keep = keep.take();
+                let reservation = reservation.unwrap_or_else(|| core.engine.reserve(self.form));
+                // SAFETY: the caller's promise, passed on.
+                let id = unsafe { core.engine.start(reservation, job) };
+                Ok((core, id))
+            }
+            Executor::Exchange { turn } => {
+                let Core { engine, exchange: Some(exchange), .. } = &mut *core else {
+                    unreachable!("it was decided for")
+                };
+                // SAFETY: the caller's promise, passed on.
+                let id = unsafe { exchange.start(engine, self.call, self.combine, self.tag, turn, keep) };
+                // If a GPU's driver refuses in the middle of a call, the other ranks cannot go on either.
+                let refusal = match id {
+                    Ok(id) => return Ok((core, id)),
+                    Err(refusal) => refusal,
+                };
+                drop(core);
+                Err(give_up(self.shared, Cause::Transport(refusal), self.waited()))
+            }
+        }
+    }
+
+    /// Describes a call as a job for the engine.
+    fn job(&self, core: &mut Core) -> Result<Job> {
+        let call = self.call;
+        // Scaled input is read from a copy, so the plan must not assume that input and output are the same memory.
+        let apart = call.factor().is_some() && call.collective == Collective::ReduceScatter;
+        let placement = if apart { Placement::OutOfPlace } else { call.placement };
+        let planned = core.planner.plan(call, placement)?;
+        let shape = match (&call.counts, planned.plan.cut) {
+            (Counts::Even(count) | Counts::Shards(count), Cut::Vector { .. } | Cut::Shards { .. }) => {
+                Shape::Vector { count: *count }
+            }
+            (Counts::Even(count) | Counts::Shards(count), Cut::PerRank) => Shape::Blocks { count: *count },
+            (Counts::Uneven { input, output }, _) => {
+                Shape::Irregular { input: input.clone(), output: output.clone() }
+            }
+        };
+        // In place, vectors lie in the output; a non-root rank of a reduce has only an input.
+        let buffers = match call.placement {
+            Placement::OutOfPlace => Buffers { input: call.input.cast_mut(), output: call.output },
+            Placement::InPlace if call.input.is_null() => Buffers { input: call.output, output: call.output },
+            Placement::InPlace => Buffers { input: call.input.cast_mut(), output: call.output },
+        };
+        let lent = lent(call, &buffers);
+        // CPUs publish and reduce on a stage, so data of a GPU is first copied to the host.
+        let path = self.path.filter(|_| planned.plan.stage.is_none());
+        Ok(Job {
+            plan: planned.plan,
+            shape,
+            buffers,
+            gpus: GpuBuffers {
+                access: path.map_or(AdapterAccess::Staged, |path| core.gpu.access(path)),
+                ..call.gpus().clone()
+            },
+            arithmetic: call.arithmetic(self.combine, core.planner.is_canonical()),
+            segment_elements: planned.segment_elements,
+            window: planned.window,
+            tag: self.tag,
+            lent,
+            keep: None,
+        })
+    }
+
+    /// Ends a call that was refused. Otherwise this rank would tell others that it is inside the call.
+    #[cold]
+    fn refused(&self, error: &Error) {
+        if !error.is_fatal() {
+            self.shared.core().end_call(self.sequence);
+        }
+    }
 }
 
 #[cold]
@@ -248,121 +296,9 @@ fn too_many(shared: &Shared, waited: Waited) -> Error {
     Error::Usage { context: shared.context(waited), problem: problem.to_owned() }
 }
 
-/// Ends a call that was numbered and then refused. Otherwise this rank would tell others that it is inside the call.
-#[cold]
-fn refused(shared: &Shared, error: &Error, sequence: u64) {
-    if !error.is_fatal() {
-        shared.core().end_call(sequence);
-    }
-}
-
-/// Starts a call in the way that was decided. After an error, `keep` is still the caller's, who drops it without the core.
-///
-/// # Safety
-/// See [`start`].
-unsafe fn launch<'a>(
-    shared: &'a Shared,
-    mut core: CoreGuard<'a>,
-    call: &Call,
-    way: Way,
-    begun: &Begun,
-    keep: &mut Option<Owner>,
-) -> Result<(CoreGuard<'a>, Id)> {
-    let combine = begun.combine(shared, call)?;
-    let place = (shared.group.rank, shared.group.size);
-    if way == Way::Plan {
-        let job = job(&mut core, call, begun, combine, place);
-        let mut job = job.inspect_err(|_| {
-            if let Kept::Operation(reservation) = begun.kept {
-                core.engine.unreserve(reservation);
-            }
-        })?;
-        job.keep = keep.take();
-        // SAFETY: the caller's promise, passed on.
-        let id = unsafe {
-            match begun.kept {
-                Kept::Operation(reservation) => core.engine.start_reserved(reservation, job),
-                Kept::Nothing | Kept::Turn(_) => core.engine.start(job, begun.form),
-            }
-        };
-        return Ok((core, id));
-    }
-    let Core { engine, exchange: Some(exchange), .. } = &mut *core else {
-        unreachable!("it was decided for")
-    };
-    // SAFETY: the caller's promise, passed on.
-    match unsafe { exchange.start(engine, call, (combine, begun.tag, begun.turn()), place, keep) } {
-        Ok(id) => Ok((core, id)),
-        // A GPU's driver refused in the middle of a call, so the other ranks cannot go on either.
-        Err(error) => {
-            drop(core);
-            Err(give_up(shared, Cause::Transport(error), begun.waited(call)))
-        }
-    }
-}
-
-/// Describes a call as a job for the engine.
-fn job(
-    core: &mut Core,
-    call: &Call,
-    begun: &Begun,
-    combine: Combine,
-    (rank, world_size): (u32, u32),
-) -> Result<Job> {
-    let reduces = reduces(call.collective);
-    let premultiply = match call.op {
-        ReduceOp::PremulSum(factor) if reduces => Some(factor),
-        _ => None,
-    };
-    // Scaled input is read from a copy, so the plan must not assume that input and output are the same memory.
-    let apart = premultiply.is_some() && call.collective == Collective::ReduceScatter;
-    let placement = if apart { Placement::OutOfPlace } else { call.placement };
-    let planned = core.planner.plan(call, placement)?;
-    let canonical = core.planner.is_canonical();
-    let shape = match (&call.counts, planned.plan.cut) {
-        (Counts::Even(count) | Counts::Shards(count), Cut::Vector { .. } | Cut::Shards { .. }) => {
-            Shape::Vector { count: *count }
-        }
-        (Counts::Even(count) | Counts::Shards(count), Cut::PerRank) => Shape::Blocks { count: *count },
-        (Counts::Uneven { input, output }, _) => {
-            Shape::Irregular { input: input.clone(), output: output.clone() }
-        }
-    };
-    // In place, vectors lie in the output; a non-root rank of a reduce has only an input.
-    let buffers = match call.placement {
-        Placement::OutOfPlace => Buffers { input: call.input.cast_mut(), output: call.output },
-        Placement::InPlace if call.input.is_null() => Buffers { input: call.output, output: call.output },
-        Placement::InPlace => Buffers { input: call.input.cast_mut(), output: call.output },
-    };
-    let lent = lent(call, &buffers, rank, world_size);
-    // CPUs publish and reduce on a stage, so data of a GPU is first copied to the host.
-    let path = begun.path.filter(|_| planned.plan.stage.is_none());
-    Ok(Job {
-        plan: planned.plan,
-        shape,
-        buffers,
-        gpus: GpuBuffers {
-            access: path.map_or(AdapterAccess::Staged, |path| core.gpu.access(path)),
-            ..call.gpus().clone()
-        },
-        data_type: call.data_type,
-        combine,
-        premultiply,
-        divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then(|| call.divisor(world_size)),
-        segment_elements: planned.segment_elements,
-        window: planned.window,
-        channel_base: 0,
-        area_base: 0,
-        canonical,
-        tag: begun.tag,
-        lent,
-        keep: None,
-    })
-}
-
 /// Returns the host memory that a call works on. In place, one buffer lies within the other.
-fn lent(call: &Call, buffers: &Buffers, rank: u32, world_size: u32) -> Lent {
-    let (mut input, mut output) = call.bytes(rank, world_size);
+fn lent(call: &Call, buffers: &Buffers) -> Lent {
+    let (mut input, mut output) = call.bytes();
     match call.placement {
         Placement::InPlace if input > output => output = 0,
         Placement::InPlace => input = 0,
@@ -376,10 +312,4 @@ fn lent(call: &Call, buffers: &Buffers, rank: u32, world_size: u32) -> Lent {
         input: of(gpus.input.is_some(), buffers.input, input),
         output: of(gpus.output.is_some(), buffers.output, output),
     }
-}
-
-#[cold]
-fn no_kernel(shared: &Shared, call: &Call, waited: Waited) -> Error {
-    let problem = kernel(call.data_type, call.op).err().map_or_else(String::new, |why| why.to_string());
-    Error::Unsupported { context: shared.context(waited), problem }
 }

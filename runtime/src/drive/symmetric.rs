@@ -1,4 +1,4 @@
-//! Runs a call on symmetric buffers, or finds that it must go another way.
+//! Runs a call on symmetric buffers, or finds that another executor must run it.
 
 use std::time::Duration;
 
@@ -6,30 +6,28 @@ use kolo_transport::ErrorKind;
 
 use super::driver::{Fault, Goal, drive, patience};
 use super::exchange::at_the_exchange;
-use super::run::{Begun, Kept};
+use super::run::Begun;
 use super::{Step, lend};
-use crate::call::Call;
+use crate::call::Form;
 use crate::cancel::Whole;
-use crate::communicator::{Attended, Core, CoreGuard, Shared};
-use crate::dispatch::Way;
+use crate::communicator::{Attended, Core, CoreGuard};
+use crate::dispatch::Executor;
 use crate::error::Result;
 use crate::symmetric::{self, SymmetricCall};
 
-/// Runs a call that asks for symmetric buffers. Returns `None` if it is done. Otherwise the call must go `way`, in the
+/// Runs a call that asks for symmetric buffers. Returns `None` if it is done. Otherwise `executor` must run it, in the
 /// place that it has kept there: threads that call meanwhile come after it, as on all other ranks.
 ///
 /// # Safety
 /// Until this returns, the buffers of the call are valid and nobody else touches them.
 #[inline(never)]
 pub(super) unsafe fn run_symmetric<'a>(
-    shared: &'a Shared,
+    begun: &Begun<'a>,
     mut core: CoreGuard<'a>,
-    call: &Call,
-    way: Way,
-    begun: &Begun,
+    executor: Executor,
     limit: Duration,
-) -> Result<(CoreGuard<'a>, Option<Kept>)> {
-    let combine = begun.combine(shared, call)?;
+) -> Result<(CoreGuard<'a>, Option<Executor>)> {
+    let Begun { shared, call, .. } = *begun;
     // Dropped last: taking the buffers back, after `lend`, is part of the call.
     let _whole = Whole::new();
     // If the call is dropped before it is done, it takes the buffers back. By then the communicator has been aborted: by
@@ -40,19 +38,21 @@ pub(super) unsafe fn run_symmetric<'a>(
         let Core { engine, exchange: Some(exchange), symmetric, .. } = &mut *core else {
             unreachable!("there are symmetric buffers only where there is an exchange")
         };
-        let running = running.insert(symmetric.enter(&mut exchange.compiled, call, combine, begun.tag));
-        let kept = match way {
-            Way::Exchange => Kept::Turn(running.keep_next(&mut exchange.compiled)),
-            Way::Plan => Kept::Operation(engine.reserve()),
+        let running = running.insert(symmetric.enter(&mut exchange.compiled, call, begun.combine, begun.tag));
+        let executor = match executor {
+            Executor::Exchange { .. } => {
+                Executor::Exchange { turn: Some(running.keep_next(&mut exchange.compiled)) }
+            }
+            Executor::Engine { .. } => Executor::Engine { reservation: Some(engine.reserve(Form::Blocking)) },
         };
         let mut is_declined = false;
-        let reaching = Reaching { running, is_declined: &mut is_declined };
+        let goal = SymmetricGoal { running, is_declined: &mut is_declined };
         let _attended = Attended::new(&shared.attendance);
-        let mut core = drive(shared, core, reaching, begun.waited(call), &mut patience(shared, limit))?;
+        let mut core = drive(shared, core, goal, begun.waited(), &mut patience(shared, limit))?;
         if is_declined {
-            return Ok((core, Some(kept)));
+            return Ok((core, Some(executor)));
         }
-        if let Kept::Operation(reservation) = kept {
+        if let Executor::Engine { reservation: Some(reservation) } = executor {
             core.engine.unreserve(reservation);
         }
         Ok((core, None))
@@ -60,12 +60,12 @@ pub(super) unsafe fn run_symmetric<'a>(
 }
 
 /// A call on symmetric buffers. Only [`run_symmetric`] makes one, and its caller lends the buffers until it returns.
-struct Reaching<'a, 'call> {
+struct SymmetricGoal<'a, 'call> {
     running: &'a mut SymmetricCall<'call>,
     is_declined: &'a mut bool,
 }
 
-impl Goal for Reaching<'_, '_> {
+impl Goal for SymmetricGoal<'_, '_> {
     fn step(&mut self, core: &mut Core) -> Result<Step, Fault> {
         let Core { exchange: Some(exchange), symmetric, .. } = core else {
             unreachable!("it was there when the call began")

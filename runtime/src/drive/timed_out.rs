@@ -23,10 +23,12 @@ const SEARCHED_MAX: usize = 256;
 const PAIRS_MAX: usize = 4;
 
 /// Two ranks of which the second does not acknowledge what the first sends.
-type Cut = (u32, u32);
-
-/// A rank to which packets are lost although short ones arrive, and their length.
-type Hole = (u32, u32);
+struct Cut {
+    from: u32,
+    to: u32,
+    /// Bytes of the packets that are lost although short ones arrive, where this rank has found that.
+    lost_packet_bytes: Option<u32>,
+}
 
 /// Reports that a deadline has passed.
 pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: &[u32]) -> Error {
@@ -36,10 +38,12 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
     let culprit_is_known = asked.iter().any(|asked| holds_up(&asked));
     let mut core = shared.core();
     let unheard_by = note_unheard(shared, &core);
-    let hole = |peer: &u32| Some((*peer, core.engine.black_hole(*peer)?));
-    let holes: Vec<Hole> = unheard_by.iter().filter_map(hole).collect();
+    let cut = |to| {
+        let lost_packet_bytes = core.engine.links_mut().black_hole(to);
+        Cut { from: shared.group.rank, to, lost_packet_bytes }
+    };
+    let mut cuts: Vec<Cut> = unheard_by.into_iter().map(cut).collect();
     drop(core);
-    let mut cuts: Vec<Cut> = unheard_by.into_iter().map(|peer| (shared.group.rank, peer)).collect();
     asked.iter().for_each(|(rank, status)| add_cuts(shared, &mut cuts, *rank, status.as_ref()));
     let known = |(peer, status): &(u32, Option<Status>)| awaited(shared, *peer, status.as_ref(), carrier);
     let mut waiting_for: Vec<AwaitedRank> = asked.iter().map(known).collect();
@@ -73,7 +77,7 @@ pub(crate) fn time_out(shared: &Shared, waited: Waited, after: Duration, peers: 
             );
         }
     }
-    put_cuts_first(&mut waiting_for, &cuts, &holes, shared.group.rank);
+    put_cuts_first(&mut waiting_for, &cuts, shared.group.rank);
     if shared.membership.abort_flag().is_raised() {
         return fail(shared, waited);
     }
@@ -134,9 +138,9 @@ pub(super) fn note_unheard(shared: &Shared, core: &Core) -> Vec<u32> {
 /// Adds the cuts that a rank has reported to the known ones. A pair counts once, whichever of its two ranks reports it.
 fn add_cuts(shared: &Shared, cuts: &mut Vec<Cut>, rank: u32, status: Option<&Status>) {
     for peer in status.map_or(&[][..], |status| &status.unheard_by).iter().copied().take(PAIRS_MAX) {
-        let is_new = !cuts.contains(&(rank, peer)) && !cuts.contains(&(peer, rank));
-        if is_new && peer < shared.group.size && peer != rank {
-            cuts.push((rank, peer));
+        let is_known = |cut: &Cut| [(rank, peer), (peer, rank)].contains(&(cut.from, cut.to));
+        if !cuts.iter().any(is_known) && peer < shared.group.size && peer != rank {
+            cuts.push(Cut { from: rank, to: peer, lost_packet_bytes: None });
         }
     }
 }
@@ -153,11 +157,10 @@ fn black_hole(bytes: u32, from: u32) -> String {
 }
 
 /// Puts pairs between which nothing gets through first: they hold up all ranks, even those that wait for a healthy one.
-fn put_cuts_first(waiting_for: &mut Vec<AwaitedRank>, cuts: &[Cut], holes: &[Hole], own: u32) {
-    for &(from, to) in cuts.iter().take(PAIRS_MAX) {
-        let hole = holes.iter().find(|(peer, _)| (from, to) == (own, *peer));
-        let (rank, other, cut) = match hole {
-            Some((_, bytes)) => (to, from, black_hole(*bytes, from)),
+fn put_cuts_first(waiting_for: &mut Vec<AwaitedRank>, cuts: &[Cut], own: u32) {
+    for &Cut { from, to, lost_packet_bytes } in cuts.iter().take(PAIRS_MAX) {
+        let (rank, other, cut) = match lost_packet_bytes {
+            Some(bytes) => (to, from, black_hole(bytes, from)),
             None if to == own => (from, to, format!("its data for rank {to} is not acknowledged: {CHECK}")),
             None => (to, from, format!("it does not acknowledge data from rank {from}: {CHECK}")),
         };
@@ -187,7 +190,9 @@ mod tests {
     #[test]
     fn a_path_that_loses_long_packets_is_told_from_a_cut_one() {
         let mut waiting_for = Vec::new();
-        put_cuts_first(&mut waiting_for, &[(0, 2), (0, 1), (3, 0)], &[(1, 9000)], 0);
+        let cuts = [(0, 2, None), (0, 1, Some(9000)), (3, 0, None)];
+        let cuts = cuts.map(|(from, to, lost_packet_bytes)| Cut { from, to, lost_packet_bytes });
+        put_cuts_first(&mut waiting_for, &cuts, 0);
         let text = |rank| waiting_for.iter().find(|awaited| awaited.rank == rank).map(|found| &*found.detail);
         assert_eq!(
             text(2),

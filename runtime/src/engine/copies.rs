@@ -11,19 +11,18 @@ use kolo_transport::{Error, ErrorKind};
 
 use super::memory::Part;
 
-/// The purpose of a copy.
+/// Identifies the operation or message that waits for a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// A segment: its input has been loaded, or its output stored.
-    Segment { slot: u16, generation: u16, instance: u8 },
-    /// A step of a lane: a copy within GPU memory, or from or to scratch.
-    Step { slot: u16, generation: u16, instance: u8, lane: u16 },
+    /// The segment of an instance, whose input is loaded or output stored; or a lane, whose step is the copy.
+    Operation { slot: u16, generation: u16, instance: u8, lane: Option<u16> },
     /// A message.
     Transfer { slot: u16, generation: u16 },
 }
 
+/// The kind of a copy, which decides its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum CopyKind {
     /// From the GPU to the host.
     Load,
     /// From the host to the GPU.
@@ -35,7 +34,7 @@ pub(crate) enum Way {
 /// The copies of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct CopyQueues {
-    queues: Vec<(Way, Copies<Mark>)>,
+    queues: Vec<(CopyKind, Copies<Mark>)>,
     /// Bytes copied from GPUs, bytes copied to them, and flushes.
     pub(crate) loaded_bytes: u64,
     pub(crate) stored_bytes: u64,
@@ -50,7 +49,7 @@ impl CopyQueues {
     /// the mark is returned or this was settled.
     pub(crate) unsafe fn start(
         &mut self,
-        way: Way,
+        kind: CopyKind,
         gpu: &Arc<Gpu>,
         parts: impl IntoIterator<Item = Part>,
         mark: Mark,
@@ -58,11 +57,11 @@ impl CopyQueues {
         let known = self
             .queues
             .iter()
-            .position(|(other, copies)| *other == way && copies.gpu().number() == gpu.number());
+            .position(|(other, copies)| *other == kind && copies.gpu().number() == gpu.number());
         let at = match known {
             Some(at) => at,
             None => {
-                self.queues.push((way, Copies::new(gpu).map_err(failed)?));
+                self.queues.push((kind, Copies::new(gpu).map_err(failed)?));
                 self.queues.len() - 1
             }
         };
@@ -70,10 +69,10 @@ impl CopyQueues {
         let parts = parts.into_iter().inspect(|part| bytes += part.2 as u64);
         // SAFETY: the caller's promise.
         unsafe { self.queues[at].1.start(parts, mark) }.map_err(failed)?;
-        match way {
-            Way::Load => self.loaded_bytes += bytes,
-            Way::Store => self.stored_bytes += bytes,
-            Way::Step => {}
+        match kind {
+            CopyKind::Load => self.loaded_bytes += bytes,
+            CopyKind::Store => self.stored_bytes += bytes,
+            CopyKind::Step => {}
         }
         Ok(())
     }

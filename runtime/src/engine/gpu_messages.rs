@@ -12,7 +12,7 @@ use std::sync::Arc;
 use kolo_gdr::Gpu;
 use kolo_transport::{DeviceCopier, Error, Piece};
 
-use super::copies::{CopyQueues, Mark, Way, failed};
+use super::copies::{CopyKind, CopyQueues, Mark, failed};
 use super::links::Links;
 use super::staging::Staging;
 use super::sync_copy::SyncCopier;
@@ -131,7 +131,7 @@ impl Transfers {
             let mark = Mark::Transfer { slot, generation: transfer.generation };
             // SAFETY: the memory is valid by the promise to `start`. The host memory is pinned and kept with the
             // transfer, which is not over before the mark is returned; an abort settles copies first.
-            unsafe { copies.start(Way::Load, &gpu, part, mark) }?;
+            unsafe { copies.start(CopyKind::Load, &gpu, part, mark) }?;
             phase = Phase::Loading;
         }
         transfer.on_gpu = Some(Box::new(GpuMessage { gpu, there, here: Some(here), flush: false, phase }));
@@ -195,7 +195,7 @@ impl Transfers {
             let part = [(here.ptr().cast_const(), message.there.ptr, message.there.len)];
             let mark = Mark::Transfer { slot, generation: transfer.generation };
             // SAFETY: as in `carry`.
-            unsafe { copies.start(Way::Store, &message.gpu, part, mark) }?;
+            unsafe { copies.start(CopyKind::Store, &message.gpu, part, mark) }?;
             message.phase = Phase::Storing;
         }
         Ok(())

@@ -1,10 +1,11 @@
 //! The endpoints of a communicator, and which of them leads to each peer.
 
-use super::{Engine, Lent};
 use kolo_transport::{
-    Armed, Backing, Channel, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, OnMisfit, Paced,
-    ParkBy, Piece, Posted, Rail, Registered, Sink, Stage, StageCaps, Token, TransportKind,
+    Armed, Backing, Endpoint, Error, ErrorKind, Event, Features, MemoryCounters, Paced, ParkBy, Piece, Rail,
+    Registered, Stage, StageCaps, TransportKind,
 };
+
+use super::Lent;
 
 /// Route to one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,57 +78,13 @@ impl Links {
         self.endpoints.get(self.stage?)?.caps().stage
     }
 
-    /// # Safety
-    /// See [`Endpoint::post_send`].
-    pub(crate) unsafe fn post_send(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        src: &[Piece],
-        token: Token,
-    ) -> Result<Posted, Error> {
-        let endpoint = self.endpoint(on.peer)?;
-        // SAFETY: the caller's promise, passed on.
-        unsafe { endpoint.post_send(on, tag, src, token) }
-    }
-
-    /// # Safety
-    /// See [`Endpoint::post_recv`].
-    pub(crate) unsafe fn post_recv(
-        &mut self,
-        on: Channel,
-        tag: u64,
-        dst: Sink<'_>,
-        on_misfit: OnMisfit,
-        token: Token,
-    ) -> Result<Posted, Error> {
-        let endpoint = self.endpoint(on.peer)?;
-        // SAFETY: the caller's promise, passed on.
-        unsafe { endpoint.post_recv(on, tag, dst, on_misfit, token) }
-    }
-
-    pub(crate) fn probe(&mut self, on: Channel) -> Result<(), Error> {
-        self.endpoint(on.peer)?.probe(on)
-    }
-
-    pub(crate) fn cancel_probe(&mut self, on: Channel) {
-        if let Ok(endpoint) = self.endpoint(on.peer) {
-            endpoint.cancel_probe(on);
-        }
-    }
-
-    /// See [`Endpoint::look_for`].
-    pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
-        self.endpoint(peer)?.look_for(peer)
-    }
-
     /// See [`Endpoint::rails`].
     pub(crate) fn rails(&self, peer: u32) -> Vec<Rail> {
         self.at(peer).map_or_else(Vec::new, |endpoint| endpoint.rails(peer))
     }
 
     /// Calls [`Endpoint::expect`] for some peers.
-    pub(super) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
+    pub(crate) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
         for (peer, bytes_per_second) in rates {
             if let Some(endpoint) = self.at_mut(peer) {
                 endpoint.expect(peer, bytes_per_second);
@@ -160,7 +117,8 @@ impl Links {
         self.endpoints.iter().find_map(|endpoint| endpoint.paced())
     }
 
-    /// See [`Endpoint::leave`].
+    /// Says goodbye: see [`Endpoint::leave`]. [`Engine::abort`](super::Engine::abort) or
+    /// [`Engine::close`](super::Engine::close) follows.
     pub(crate) fn leave(&mut self) {
         self.endpoints.iter_mut().for_each(|endpoint| endpoint.leave());
     }
@@ -271,7 +229,6 @@ impl Links {
         }
     }
 
-    /// Returns the endpoint that leads to a peer.
     fn at(&self, peer: u32) -> Option<&dyn Endpoint> {
         let via = *self.via.get(peer as usize)?;
         Some(&**self.endpoints.get(via as usize)?)
@@ -282,21 +239,13 @@ impl Links {
         Some(&mut **self.endpoints.get_mut(via as usize)?)
     }
 
-    fn endpoint(&mut self, peer: u32) -> Result<&mut dyn Endpoint, Error> {
+    /// Returns the endpoint that leads to a peer.
+    ///
+    /// # Errors
+    /// If there is none: the peer is this rank, or the links are closed.
+    pub(crate) fn endpoint(&mut self, peer: u32) -> Result<&mut dyn Endpoint, Error> {
         self.at_mut(peer).ok_or_else(|| {
             Error::new(ErrorKind::Usage, "kolo", Some(peer), "there is no transport to this rank".to_owned())
         })
-    }
-}
-
-impl Engine {
-    /// Checks that a peer is alive, as far as its transport can tell.
-    pub(crate) fn look_for(&mut self, peer: u32) -> Result<(), Error> {
-        self.links.look_for(peer)
-    }
-
-    /// See [`Endpoint::black_hole`].
-    pub(crate) fn black_hole(&mut self, peer: u32) -> Option<u32> {
-        self.links.black_hole(peer)
     }
 }

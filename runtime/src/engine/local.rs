@@ -90,23 +90,9 @@ pub(crate) struct Reducer {
 }
 
 impl Reducer {
-    pub(crate) const fn idle(combine: Combine) -> Self {
+    /// Returns the reducer of one message. The slices must outlive the message.
+    pub(crate) fn new(combine: Combine, element_bytes: usize, with: &[Piece], dst: &[Piece]) -> Self {
         Self {
-            combine,
-            element_bytes: 1,
-            with: std::ptr::null(),
-            with_count: 0,
-            dst: std::ptr::null(),
-            dst_count: 0,
-            with_at: Cursor::START,
-            dst_at: Cursor::START,
-            offset: 0,
-        }
-    }
-
-    /// Prepares for one message. The slices must outlive the message.
-    pub(crate) fn start(&mut self, combine: Combine, element_bytes: usize, with: &[Piece], dst: &[Piece]) {
-        *self = Self {
             combine,
             element_bytes,
             with: with.as_ptr(),
@@ -116,18 +102,17 @@ impl Reducer {
             with_at: Cursor::default(),
             dst_at: Cursor::default(),
             offset: 0,
-        };
+        }
     }
 
     /// Computes `dst = with op data`: the function of the consumer.
     ///
     /// # Safety
-    /// `context` points to a `Reducer` that was started for this message and that nobody else uses now. The pieces with
-    /// which it was started are valid.
+    /// `context` points to the `Reducer` of this message, which nobody else uses now. Its pieces are valid.
     pub(crate) unsafe fn consume(context: *mut (), offset: usize, data: *const u8, len: usize) {
         // SAFETY: the caller's promise.
         let this = unsafe { &mut *context.cast::<Self>() };
-        // SAFETY: `start` took these from slices that outlive the message.
+        // SAFETY: `new` took these from slices that outlive the message.
         let (with, dst) = unsafe {
             (
                 std::slice::from_raw_parts(this.with, this.with_count),
@@ -185,10 +170,9 @@ mod tests {
         // SAFETY: the vectors are distinct and long enough.
         unsafe { reduce(add, 1, &pa, &pb, &pc) };
         assert!((0..100).all(|i| c[i] == (100 + 2 * i) as u8));
-        let mut reducer = Reducer::idle(add);
         // Parts may arrive in any order, as over several connections.
         for parts in [[(0, 64), (64, 36)], [(64, 36), (0, 64)]] {
-            reducer.start(add, 1, &pa, &pc);
+            let mut reducer = Reducer::new(add, 1, &pa, &pc);
             let context = (&raw mut reducer).cast();
             // SAFETY: nothing else uses the vector meanwhile.
             unsafe { std::ptr::write_bytes(pc[0].ptr, 0, 100) };

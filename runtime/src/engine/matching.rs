@@ -16,7 +16,7 @@
 //! A receive from any source is not posted: while there is one, the streams on which nothing is posted are probed. A
 //! receive that names its source is not posted while an earlier one from any source might take the same message.
 
-use kolo_transport::{Channel, Envelope, Error, ErrorKind, OnMisfit, Sink};
+use kolo_transport::{Channel, Endpoint, Envelope, Error, ErrorKind, OnMisfit, Sink};
 
 use super::links::Links;
 use super::token::{Kind, Name};
@@ -258,7 +258,10 @@ impl Transfers {
         let token = Name::of_store(peer).token();
         // SAFETY: the list and its memory stay in place when their owner moves into the inbox, which keeps both until
         // the token completes. An engine drops its links before its transfers.
-        let posted = unsafe { links.post_recv(on, head.tag, Sink::Place(pieces), OnMisfit::Fail, token) };
+        let post = |endpoint: &mut dyn Endpoint| unsafe {
+            endpoint.post_recv(on, head.tag, Sink::Place(pieces), OnMisfit::Fail, token)
+        };
+        let posted = links.endpoint(peer).and_then(post);
         match posted {
             Ok(posted) => {
                 let inbox = &mut self.inboxes[peer as usize];
@@ -292,12 +295,14 @@ impl Transfers {
         if !wanted {
             inbox.probed = false;
             // A post ends the probe by itself.
-            if inbox.posted == 0 {
-                links.cancel_probe(on);
+            if inbox.posted == 0
+                && let Ok(endpoint) = links.endpoint(peer)
+            {
+                endpoint.cancel_probe(on);
             }
             return Ok(());
         }
-        match links.probe(on) {
+        match links.endpoint(peer).and_then(|endpoint| endpoint.probe(on)) {
             Ok(()) => inbox.probed = true,
             // The other ranks may still send.
             Err(error) if error.kind == ErrorKind::PeerLost => {}
@@ -360,7 +365,7 @@ impl Transfers {
         let sink = Sink::Place(transfer.piece.pieces());
         // SAFETY: the list stays in place and is not changed while posted; the memory is valid by the promise to
         // `start`.
-        let posted = unsafe { links.post_recv(on, transfer.tag, sink, on_misfit, token) }?;
+        let posted = unsafe { links.endpoint(peer)?.post_recv(on, transfer.tag, sink, on_misfit, token) }?;
         let inbox = &mut self.inboxes[peer as usize];
         inbox.posted += 1;
         inbox.probed = false;

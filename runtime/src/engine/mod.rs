@@ -4,7 +4,7 @@
 //! All ranks divide the channels of a pair alike: channel 0 is for point-to-point transfers, and the rest form equal
 //! *groups* of consecutive channels. Blocking calls use group 0, one after the other. The k-th asynchronous call uses
 //! group `1 + k mod (GROUPS - 1)`; a call whose group is busy is queued behind it. A blocking call that does not know yet
-//! whether it becomes an operation [reserves](Engine::reserve) its place in group 0.
+//! whether it becomes an operation [reserves](Engine::reserve) its place in group 0 all the same.
 
 mod copies;
 mod gpu_messages;
@@ -18,6 +18,7 @@ mod operation;
 mod outcomes;
 mod probing;
 mod reserved;
+mod slot;
 mod staged;
 mod staging;
 mod sync_copy;
@@ -30,7 +31,7 @@ mod unexpected;
 use std::any::Any;
 use std::collections::VecDeque;
 
-use kolo_transport::{Armed, Backing, Error, Event, ParkBy, Piece};
+use kolo_transport::{Armed, Error, Event, ParkBy};
 
 pub(crate) use copies::failed;
 use copies::{CopyQueues, Mark};
@@ -38,9 +39,11 @@ pub(crate) use links::Links;
 pub use links::Route;
 pub(crate) use matching::label;
 pub(crate) use memory::Buffers;
-use operation::Operation;
 pub(crate) use operation::{Job, Lent, needs};
+use operation::{Operation, Position};
+pub(crate) use probing::Found;
 pub(crate) use reserved::Reservation;
+use slot::{Phase, Slot};
 pub(crate) use sync_copy::SyncCopier;
 
 pub(crate) use staging::Staging;
@@ -49,7 +52,6 @@ use token::{Name, TRANSFER};
 pub(crate) use transfers::{ANY_SOURCE, TransferJob};
 use transfers::{TRANSFER_CHANNEL, Transfers};
 
-use crate::call::Form;
 use crate::reduce::DefaultFloats;
 
 /// Channel groups per pair: one for blocking calls and three for asynchronous ones. Three in flight keep a link busy
@@ -69,42 +71,23 @@ pub(crate) enum Id {
     Transfer { slot: u16, generation: u16 },
 }
 
-#[derive(Debug)]
-enum Phase {
-    Free,
-    /// A call may become an operation here.
-    Reserved,
-    Queued(Box<Job>),
-    Running,
-    /// Another component carries the operation out.
-    Elsewhere,
-    Done,
-}
-
-#[derive(Debug)]
-struct Slot {
-    phase: Phase,
-    group: u16,
-    /// Whether nobody needs the result, so that the slot is freed when the operation is done.
-    forgotten: bool,
-    /// Number of the started collective whose end is to be noted; 0 if there is none.
-    number: u64,
-    /// Memory that the operation works on, as the links have been told.
-    lent: Lent,
-    operation: Box<Operation>,
-}
-
 /// Returns the most channels that one operation may use, of those that the transports offer to a peer.
 pub(crate) const fn channels_per_operation(channels_max: u16) -> u16 {
     (channels_max - 1 - TRANSFER_CHANNEL) / GROUPS
 }
 
+/// The links of an engine, and its copies from and to GPUs.
+#[derive(Debug)]
+struct Io {
+    links: Links,
+    copies: CopyQueues,
+}
+
 /// Runs operations and transfers over the links of one communicator.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    // Fields are dropped in this order: links and copies, then the memory that they use.
-    links: Links,
-    copies: CopyQueues,
+    // Fields are dropped in this order: links and copies first, then the memory that they use.
+    io: Io,
     channels_max: u16,
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -131,8 +114,7 @@ impl Engine {
     pub(crate) fn new(rank: u32, links: Links, channels_max: u16, unexpected_max: usize) -> Self {
         let transfers = Transfers::new(rank, links.ranks(), unexpected_max);
         Self {
-            links,
-            copies: CopyQueues::default(),
+            io: Io { links, copies: CopyQueues::default() },
             channels_max,
             slots: Vec::new(),
             free: Vec::new(),
@@ -154,64 +136,12 @@ impl Engine {
         channels_per_operation(self.channels_max)
     }
 
-    /// Starts an operation, or queues it. `job.channel_base` and `job.area_base` are set here.
-    ///
-    /// # Safety
-    /// Until the operation is done or [`Engine::abort`] has returned, the job's buffers are valid and nobody else
-    /// touches them.
-    pub(crate) unsafe fn start(&mut self, job: Job, form: Form) -> Id {
-        let group = match form {
-            Form::Blocking => 0,
-            Form::Started => {
-                let turn = self.asynchronous_calls % u64::from(GROUPS - 1);
-                self.asynchronous_calls += 1;
-                1 + turn as u16
-            }
-        };
-        let slot = self.join_group(group);
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.start_in(slot, job) }
-    }
-
-    /// Takes a slot behind the others of a group.
-    fn join_group(&mut self, group: u16) -> u16 {
-        let slot = self.take_slot();
-        self.groups[group as usize].push_back(slot);
-        let entry = &mut self.slots[slot as usize];
-        (entry.phase, entry.group, entry.forgotten) = (Phase::Reserved, group, false);
-        slot
-    }
-
-    /// Starts an operation in a slot that has joined its group, or queues it.
-    ///
-    /// # Safety
-    /// See [`Engine::start`].
-    unsafe fn start_in(&mut self, slot: u16, mut job: Job) -> Id {
-        let _floats = DefaultFloats::enter();
-        let group = self.slots[slot as usize].group;
-        job.channel_base = TRANSFER_CHANNEL + 1 + group * self.channels_per_operation();
-        job.area_base = group * STAGE_SEGMENTS as u16;
-        let first = self.groups[group as usize].front() == Some(&slot);
-        let entry = &mut self.slots[slot as usize];
-        // The operation takes the next generation when it starts.
-        let generation = entry.operation.generation().wrapping_add(1);
-        self.running += 1;
-        if first {
-            // SAFETY: the caller's promise, passed on.
-            let is_over = unsafe { self.launch(slot, job) };
-            self.went_on(slot, is_over);
-        } else {
-            entry.phase = Phase::Queued(Box::new(job));
-        }
-        Id::Operation { slot, generation }
-    }
-
     /// Takes a slot for a started operation that another component carries out and [`concludes`](Self::conclude).
     pub(crate) fn admit(&mut self, keep: Option<Owner>) -> Id {
         let slot = self.take_slot();
         let entry = &mut self.slots[slot as usize];
-        (entry.phase, entry.forgotten) = (Phase::Elsewhere, false);
-        let generation = entry.operation.stand_in(keep);
+        (entry.phase, entry.forgotten, entry.keep) = (Phase::Elsewhere, false, keep);
+        let generation = entry.next_generation();
         self.running += 1;
         Id::Operation { slot, generation }
     }
@@ -237,17 +167,8 @@ impl Engine {
 
     fn take_slot(&mut self) -> u16 {
         self.free.pop().unwrap_or_else(|| {
-            let slot = self.slots.len() as u16;
-            let operation = Box::new(Operation::new(slot));
-            self.slots.push(Slot {
-                phase: Phase::Free,
-                group: 0,
-                forgotten: false,
-                number: 0,
-                lent: Lent::default(),
-                operation,
-            });
-            slot
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u16
         })
     }
 
@@ -267,7 +188,7 @@ impl Engine {
     /// See [`Engine::start`].
     pub(crate) unsafe fn transfer(&mut self, job: TransferJob) -> Result<Id, Error> {
         // SAFETY: the caller's promise, passed on.
-        let (slot, generation) = unsafe { self.transfers.start(job, &mut self.links, &mut self.copies) }?;
+        let (slot, generation) = unsafe { self.transfers.start(job, &mut self.io) }?;
         Ok(Id::Transfer { slot, generation })
     }
 
@@ -275,12 +196,12 @@ impl Engine {
     /// whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
         let _floats = DefaultFloats::enter();
-        let copied = self.copies.is_busy() && self.take_copied();
+        let copied = self.io.copies.is_busy() && self.take_copied();
         let shown = !self.staged.is_empty() && self.look_at_stage();
         if !self.staged.is_empty() && self.skips_links() {
             return shown || copied;
         }
-        let moved = self.links.poll(&mut self.events) || copied || shown;
+        let moved = self.io.links.poll(&mut self.events) || copied || shown;
         if self.events.is_empty() {
             return moved;
         }
@@ -299,7 +220,7 @@ impl Engine {
         self.events = events;
         // Only now, since each event describes the state before anything else was posted.
         if self.failure.is_none()
-            && let Err(error) = self.transfers.settle(&mut self.links)
+            && let Err(error) = self.transfers.settle(&mut self.io.links)
         {
             self.fail(error);
         }
@@ -311,25 +232,17 @@ impl Engine {
     fn take_copied(&mut self) -> bool {
         let mut any = false;
         while self.failure.is_none() {
-            match self.copies.poll() {
+            match self.io.copies.poll() {
                 Ok(None) => break,
-                Ok(Some(Mark::Segment { slot, generation, instance })) => {
-                    if self.is_running(slot, generation) {
-                        let operation = &mut self.slots[slot as usize].operation;
-                        let result = operation.copied(instance, &mut self.links, &mut self.copies);
-                        self.went_on(slot, result);
-                    }
-                }
-                Ok(Some(Mark::Step { slot, generation, instance, lane })) => {
-                    if self.is_running(slot, generation) {
-                        let operation = &mut self.slots[slot as usize].operation;
-                        let result = operation.step_copied(instance, lane, &mut self.links, &mut self.copies);
+                Ok(Some(Mark::Operation { slot, generation, instance, lane })) => {
+                    if let Some(operation) = self.slots[slot as usize].operation_mut(generation) {
+                        let result = operation.copied(instance, lane, &mut self.io);
                         self.went_on(slot, result);
                     }
                 }
                 Ok(Some(Mark::Transfer { slot, generation })) => {
                     if self.transfers.is_current(slot, generation)
-                        && let Err(error) = self.transfers.copied(slot, &mut self.links)
+                        && let Err(error) = self.transfers.copied(slot, &mut self.io.links)
                     {
                         self.fail(error);
                     }
@@ -344,7 +257,7 @@ impl Engine {
 
     fn store_arrived(&mut self) {
         if self.failure.is_none()
-            && let Err(error) = self.transfers.store_arrived(&mut self.copies)
+            && let Err(error) = self.transfers.store_arrived(&mut self.io.copies)
         {
             self.fail(error);
         }
@@ -352,35 +265,22 @@ impl Engine {
 
     /// Returns whether copies are under way whose end must be polled.
     pub(crate) fn is_copying(&self) -> bool {
-        self.copies.is_busy()
+        self.io.copies.is_busy()
     }
 
-    /// Returns the bytes copied from GPUs, the bytes copied to them, and the number of flushes.
-    pub(crate) fn copied(&self) -> (u64, u64, u64) {
-        (self.copies.loaded_bytes, self.copies.stored_bytes, self.copies.flushes)
-    }
-
-    /// Registers memory with the transports. Returns the outcome for each.
-    ///
-    /// # Safety
-    /// See [`kolo_transport::Endpoint::register`].
-    pub(crate) unsafe fn register(
-        &mut self,
-        memory: Piece,
-        backing: Backing<'_>,
-    ) -> Result<Vec<(&'static str, Option<&'static str>)>, Error> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.links.register(memory, backing) }
-    }
-
-    /// Ends a registration.
-    pub(crate) fn deregister(&mut self, memory: Piece) {
-        self.links.deregister(memory);
+    /// Returns the copies, which are counted.
+    pub(crate) const fn copies(&self) -> &CopyQueues {
+        &self.io.copies
     }
 
     /// Returns the links, for questions about them.
     pub(crate) const fn links(&self) -> &Links {
-        &self.links
+        &self.io.links
+    }
+
+    /// Returns the links, for requests that concern no operation and no transfer.
+    pub(crate) const fn links_mut(&mut self) -> &mut Links {
+        &mut self.io.links
     }
 
     /// Returns the number of operations and transfers that are not done.
@@ -391,17 +291,7 @@ impl Engine {
     /// Aborts, and closes all connections for good.
     pub(crate) fn close(&mut self, cause: &Error) {
         self.abort(cause);
-        self.links.close();
-    }
-
-    /// See [`kolo_transport::Endpoint::expect`].
-    pub(crate) fn expect(&mut self, rates: impl IntoIterator<Item = (u32, f64)>) {
-        self.links.expect(rates);
-    }
-
-    /// Says goodbye on all links; [`Engine::abort`] and [`Engine::close`] follow.
-    pub(crate) fn leave(&mut self) {
-        self.links.leave();
+        self.io.links.close();
     }
 
     /// Returns the error that made the links unusable, if any.
@@ -417,8 +307,8 @@ impl Engine {
     /// Aborts everything. When this returns, nothing touches the caller's memory any more.
     pub(crate) fn abort(&mut self, cause: &Error) {
         self.failure.get_or_insert_with(|| cause.clone());
-        self.links.abort(cause, &mut self.events);
-        self.copies.settle();
+        self.io.links.abort(cause, &mut self.events);
+        self.io.copies.settle();
         self.events.clear();
         self.transfers.abort();
     }
@@ -430,7 +320,8 @@ impl Engine {
                 // A queued operation waits for the same ranks as the first one of its group.
                 let group = &self.groups[self.slots[slot as usize].group as usize];
                 let slot = group.front().copied().unwrap_or(slot);
-                self.slots[slot as usize].operation.waiting_for(&self.links)
+                let operation = self.slots[slot as usize].operation();
+                operation.map_or_else(Vec::new, |operation| operation.waiting_for(&self.io.links))
             }
             Id::Transfer { slot, .. } => self.transfers.waiting_for(slot),
         }
@@ -450,8 +341,8 @@ impl Engine {
         }
     }
 
-    /// Returns source, tag and length of the message that a finished probe has found.
-    pub(crate) fn found(&self, id: Id) -> Option<(u32, u64, usize)> {
+    /// Returns the message that a finished probe has found.
+    pub(crate) fn found(&self, id: Id) -> Option<Found> {
         match id {
             Id::Operation { .. } => None,
             Id::Transfer { slot, .. } => Some(self.transfers.found(slot)),
@@ -473,58 +364,68 @@ impl Engine {
 
     /// Returns the bytes of staging held for operations.
     pub(crate) fn staging_bytes(&self) -> usize {
-        let of_operations: usize = self.slots.iter().map(|slot| slot.operation.staging_bytes()).sum();
-        of_operations + self.transfers.gpu_messages.spare_bytes()
+        let running = self.slots.iter().filter_map(|slot| slot.operation()).map(Operation::staging_bytes);
+        let spare = self.slots.iter().map(|slot| slot.spare.staging_bytes());
+        running.chain(spare).sum::<usize>() + self.transfers.gpu_messages.spare_bytes()
     }
 
     /// Tells the links that the owner is about to sleep, and returns how. See [`kolo_transport::Endpoint::arm`].
     pub(crate) fn arm(&mut self, each: impl FnMut(Armed<'_>)) -> ParkBy {
         self.look_at_links();
-        self.links.arm(each)
+        self.io.links.arm(each)
     }
 
     /// Undoes [`Engine::arm`].
     pub(crate) fn disarm(&mut self) {
         // A descriptor stays readable until its endpoint is polled, and ends every further sleep at once.
         self.look_at_links();
-        self.links.disarm();
+        self.io.links.disarm();
     }
 
     /// Wakes threads that sleep on what [`Engine::arm`] has returned.
     pub(crate) fn rouse(&mut self) {
-        self.links.rouse();
+        self.io.links.rouse();
     }
 
-    /// Starts an operation whose group is free. Returns whether it is over at once.
+    /// Starts an operation whose group is free. It may be over at once.
     ///
     /// # Safety
     /// See [`Engine::start`].
-    unsafe fn launch(&mut self, slot: u16, job: Job) -> Result<bool, Error> {
+    unsafe fn launch(&mut self, slot: u16, job: Job) -> Result<(), Error> {
+        let channels_per_operation = self.channels_per_operation();
         let entry = &mut self.slots[slot as usize];
-        entry.phase = Phase::Running;
-        entry.lent = job.lent;
+        entry.phase = Phase::Starting;
+        let binding = entry.spare.bind(&job, &self.io.links)?;
+        let position = Position {
+            slot,
+            generation: entry.generation,
+            channel_base: TRANSFER_CHANNEL + 1 + entry.group * channels_per_operation,
+            area_base: entry.group * STAGE_SEGMENTS as u16,
+        };
         // SAFETY: the buffers stay until the operation is over or everything is aborted.
-        unsafe { self.links.lend(job.lent) };
-        // SAFETY: the caller's promise, passed on.
-        let result = unsafe { entry.operation.start(job, &mut self.links, &mut self.copies) };
-        if entry.operation.uses_stage() {
+        unsafe { self.io.links.lend(job.lent) };
+        let operation = Operation::new(job, binding, &mut entry.spare, position);
+        if operation.uses_stage() {
             self.staged.push(slot);
         }
-        result
+        entry.phase = Phase::Running(operation);
+        let Some(operation) = entry.operation_mut(position.generation) else { unreachable!("it runs there") };
+        // SAFETY: the caller's promise, passed on.
+        unsafe { operation.begin(&mut self.io) }
     }
 
     /// Handles the result of advancing an operation.
-    fn went_on(&mut self, slot: u16, is_done: Result<bool, Error>) {
-        match is_done {
-            Ok(false) => {}
-            Ok(true) => self.done(slot),
+    fn went_on(&mut self, slot: u16, result: Result<(), Error>) {
+        match result {
+            Ok(()) if self.is_over(slot) => self.done(slot),
+            Ok(()) => {}
             Err(error) => self.fail(error),
         }
     }
 
-    fn is_running(&self, slot: u16, generation: u16) -> bool {
-        let entry = &self.slots[slot as usize];
-        matches!(entry.phase, Phase::Running) && entry.operation.generation() == generation
+    /// Returns whether the operation that runs in a slot is over.
+    fn is_over(&self, slot: u16) -> bool {
+        self.slots[slot as usize].operation().is_some_and(Operation::is_over)
     }
 
     fn completed(&mut self, name: Name) {
@@ -534,12 +435,12 @@ impl Engine {
             }
             return;
         }
-        if !self.is_running(name.slot, name.generation) || self.failure.is_some() {
-            return;
+        if self.failure.is_none()
+            && let Some(operation) = self.slots[name.slot as usize].operation_mut(name.generation)
+        {
+            let result = operation.completed(name, &mut self.io);
+            self.went_on(name.slot, result);
         }
-        let operation = &mut self.slots[name.slot as usize].operation;
-        let result = operation.completed(name, &mut self.links, &mut self.copies);
-        self.went_on(name.slot, result);
     }
 
     /// Ends an operation, and starts the next one of its group.
@@ -558,31 +459,31 @@ impl Engine {
             if !matches!(phase, Phase::Queued(_)) {
                 return;
             }
-            let Phase::Queued(job) = std::mem::replace(phase, Phase::Running) else { return };
+            let Phase::Queued(job) = std::mem::replace(phase, Phase::Starting) else {
+                unreachable!("it is queued")
+            };
             // SAFETY: the promise to `start` for this job still holds, since it is not done.
-            match unsafe { self.launch(first, *job) } {
-                Ok(true) => {
-                    self.groups[group as usize].pop_front();
-                    self.over(first);
-                }
-                Ok(false) => return,
-                Err(error) => return self.fail(error),
+            if let Err(error) = unsafe { self.launch(first, *job) } {
+                return self.fail(error);
             }
+            if !self.is_over(first) {
+                return;
+            }
+            self.groups[group as usize].pop_front();
+            self.over(first);
         }
     }
 
     /// Ends an operation. Its slot keeps the result until it is asked for, unless the operation was forgotten.
     fn over(&mut self, slot: u16) {
         let entry = &mut self.slots[slot as usize];
-        entry.phase = Phase::Done;
-        if entry.operation.uses_stage() {
+        if let Some(operation) = entry.operation() {
+            self.io.links.reclaim(operation.lent());
             self.staged.retain(|staged| *staged != slot);
         }
-        self.links.reclaim(std::mem::take(&mut entry.lent));
+        entry.end(Phase::Done);
         self.running -= 1;
-        if entry.number > 0 {
-            self.ended.push(std::mem::take(&mut entry.number));
-        }
+        self.ended.extend(entry.number.take());
         if std::mem::take(&mut entry.forgotten) {
             self.release(Id::Operation { slot, generation: 0 });
         }

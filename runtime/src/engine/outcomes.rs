@@ -8,13 +8,9 @@ impl Engine {
         match id {
             Id::Operation { slot, generation } => {
                 let entry = &self.slots[slot as usize];
-                // A slot with another generation serves a later operation.
-                match entry.phase {
-                    // The operation takes the next generation when it starts.
-                    Phase::Queued(_) => entry.operation.generation().wrapping_add(1) != generation,
-                    Phase::Running | Phase::Elsewhere => entry.operation.generation() != generation,
-                    Phase::Reserved | Phase::Done | Phase::Free => true,
-                }
+                // A slot with another generation serves a later operation, and a reserved one will.
+                entry.generation != generation
+                    || matches!(entry.phase, Phase::Reserved | Phase::Done | Phase::Free)
             }
             Id::Transfer { slot, generation } => self.transfers.is_done(slot, generation),
         }
@@ -35,7 +31,7 @@ impl Engine {
     /// whether or not anybody waits for it.
     pub(crate) fn number(&mut self, id: Id, number: u64) {
         if let Id::Operation { slot, .. } = id {
-            self.slots[slot as usize].number = number;
+            self.slots[slot as usize].number = Some(number);
         }
     }
 
@@ -50,13 +46,10 @@ impl Engine {
         match id {
             Id::Operation { slot, .. } => {
                 let entry = &mut self.slots[slot as usize];
-                entry.number = 0;
-                let keep = match std::mem::replace(&mut entry.phase, Phase::Free) {
-                    Phase::Queued(job) => job.keep,
-                    _ => entry.operation.take_keep(),
-                };
+                entry.number = None;
+                entry.end(Phase::Free);
                 self.free.push(slot);
-                keep
+                entry.keep.take()
             }
             Id::Transfer { slot, .. } => self.transfers.finish(slot),
         }

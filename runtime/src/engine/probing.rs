@@ -16,6 +16,14 @@ use super::transfers::{ANY_SOURCE, Transfers};
 /// Labels that a probe looks for.
 pub(crate) type Labels = RangeInclusive<u32>;
 
+/// A message that a probe has found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) source: u32,
+    pub(crate) tag: u64,
+    pub(crate) bytes: usize,
+}
+
 impl Transfers {
     /// Starts a probe.
     pub(super) fn start_probe(&mut self, slot: u16, links: &mut Links) -> Result<(), Error> {
@@ -49,10 +57,10 @@ impl Transfers {
         drop(self.finish(slot));
     }
 
-    /// Returns source, tag and length of the message that a probe has found.
-    pub(crate) fn found(&self, slot: u16) -> (u32, u64, usize) {
+    /// Returns the message that a probe has found.
+    pub(crate) fn found(&self, slot: u16) -> Found {
         let transfer = &self.slots[slot as usize];
-        (transfer.peer, transfer.tag, transfer.piece.get().len)
+        Found { source: transfer.peer, tag: transfer.tag, bytes: transfer.piece.get().len }
     }
 
     /// Ends a probe if a message that it looks for waits: the oldest buffered one, or else the next one of some rank.

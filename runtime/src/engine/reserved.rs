@@ -1,29 +1,55 @@
-//! Places among the blocking operations, for calls that do not know yet whether they become operations.
+//! Places of operations in the order of their group.
 
-use super::{Engine, Id, Job, Phase};
+use super::{Engine, GROUPS, Id, Job, Phase};
+use crate::call::Form;
+use crate::reduce::DefaultFloats;
 
-/// A place among the blocking operations. Later operations wait until it is used or given up.
+/// A place for an operation. Later operations of the group wait until it is used or given up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reservation {
     slot: u16,
 }
 
 impl Engine {
-    /// Reserves the next place. There is [room](Engine::has_room).
-    pub(crate) fn reserve(&mut self) -> Reservation {
-        Reservation { slot: self.join_group(0) }
+    /// Reserves the place of the next call. There is [room](Engine::has_room).
+    pub(crate) fn reserve(&mut self, form: Form) -> Reservation {
+        let group = match form {
+            Form::Blocking => 0,
+            Form::Started => {
+                let turn = self.asynchronous_calls % u64::from(GROUPS - 1);
+                self.asynchronous_calls += 1;
+                1 + turn as u16
+            }
+        };
+        let slot = self.take_slot();
+        self.groups[group as usize].push_back(slot);
+        let entry = &mut self.slots[slot as usize];
+        (entry.phase, entry.group, entry.forgotten) = (Phase::Reserved, group, false);
+        Reservation { slot }
     }
 
-    /// Starts a blocking operation in its place, or queues it.
+    /// Starts an operation in its place, or queues it.
     ///
     /// # Safety
-    /// See [`Engine::start`].
-    pub(crate) unsafe fn start_reserved(&mut self, reservation: Reservation, job: Job) -> Id {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.start_in(reservation.slot, job) }
+    /// Until the operation is done or [`Engine::abort`] has returned, the job's buffers are valid and nobody else
+    /// touches them.
+    pub(crate) unsafe fn start(&mut self, Reservation { slot }: Reservation, mut job: Job) -> Id {
+        let _floats = DefaultFloats::enter();
+        let entry = &mut self.slots[slot as usize];
+        let generation = entry.next_generation();
+        entry.keep = job.keep.take();
+        self.running += 1;
+        if self.groups[entry.group as usize].front() == Some(&slot) {
+            // SAFETY: the caller's promise, passed on.
+            let launched = unsafe { self.launch(slot, job) };
+            self.went_on(slot, launched);
+        } else {
+            entry.phase = Phase::Queued(Box::new(job));
+        }
+        Id::Operation { slot, generation }
     }
 
-    /// Gives a place up, and starts the operation that waits for it.
+    /// Gives up the place of a blocking call, and starts the operation that waits for it.
     pub(crate) fn unreserve(&mut self, Reservation { slot }: Reservation) {
         self.groups[0].retain(|other| *other != slot);
         self.slots[slot as usize].phase = Phase::Free;

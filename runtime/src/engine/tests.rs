@@ -19,7 +19,7 @@ use kolo_transport::{
 
 use super::{Buffers, Engine, GROUPS, Id, Job, Kind, Links, TransferJob};
 use crate::call::Form;
-use crate::reduce::kernel;
+use crate::reduce::{Arithmetic, combine_fn};
 use crate::types::{DataType, ReduceOp};
 
 type Queues = HashMap<(u32, u32, u16), VecDeque<(u64, Vec<u8>)>>;
@@ -65,7 +65,9 @@ fn a_rank_that_waits_for_its_host_only_sleeps_on_a_word() {
     for (peer, expected) in [(1, (ParkBy::Word, 1, 0)), (2, (ParkBy::Fd, 0, 2))] {
         let on = Channel { peer, index: 0 };
         // SAFETY: an empty list, and no message comes.
-        let posted = unsafe { links.post_recv(on, 7, Sink::Place(&[]), OnMisfit::Fail, Token(1)) };
+        let posted = unsafe {
+            links.endpoint(peer).unwrap().post_recv(on, 7, Sink::Place(&[]), OnMisfit::Fail, Token(1))
+        };
         assert_eq!(posted.unwrap(), Posted::Pending);
         assert_eq!(armed(&mut links), expected, "something is awaited from rank {peer}");
     }
@@ -277,19 +279,29 @@ fn job(algorithm: Algorithm, task: &Task, rank: u32, count: usize, buffers: Buff
         shape,
         buffers,
         gpus: crate::call::GpuBuffers::default(),
-        data_type: DataType::U32,
-        combine: kernel(DataType::U32, op).unwrap().as_fn(),
-        premultiply: if let ReduceOp::PremulSum(factor) = op { Some(factor) } else { None },
-        divide_by: matches!(op, ReduceOp::Avg).then_some(task.world_size),
+        arithmetic: Arithmetic {
+            combine: combine_fn(DataType::U32, op),
+            data_type: DataType::U32,
+            factor: if let ReduceOp::PremulSum(factor) = op { Some(factor) } else { None },
+            divisor: matches!(op, ReduceOp::Avg).then_some(task.world_size),
+            canonical: false,
+        },
         segment_elements: 40,
         window: 2,
-        channel_base: 0,
-        area_base: 0,
-        canonical: false,
         tag: 7,
         lent: super::Lent::default(),
         keep: None,
     }
+}
+
+/// Starts an operation.
+///
+/// # Safety
+/// See [`Engine::start`].
+unsafe fn begin(engine: &mut Engine, job: Job, form: Form) -> Id {
+    let reservation = engine.reserve(form);
+    // SAFETY: the caller's promise, passed on.
+    unsafe { engine.start(reservation, job) }
 }
 
 fn contribution(rank: u32, index: usize) -> u32 {
@@ -318,7 +330,7 @@ fn all_reduce(algorithm: Algorithm, ranks: u32, count: usize, op: ReduceOp, expe
                 };
                 let job = job(algorithm, &task, rank as u32, count, buffers, op);
                 // SAFETY: the vectors outlive the run.
-                vec![unsafe { engines[rank].start(job, Form::Blocking) }]
+                vec![unsafe { begin(&mut engines[rank], job, Form::Blocking) }]
             })
             .collect();
         run(&mut engines, &ids, u64::from(ranks) << 20 | count as u64);
@@ -378,7 +390,7 @@ fn many_operations_progress_together_and_in_order() {
             let mut job = job(Algorithm::Ring, &task, rank as u32, count, buffers, ReduceOp::Sum);
             job.keep = Some(Box::new(rank));
             // SAFETY: the vectors outlive the run.
-            ids[rank].push(unsafe { engine.start(job, Form::Started) });
+            ids[rank].push(unsafe { begin(engine, job, Form::Started) });
         }
     }
     run(&mut engines, &ids, 42);
@@ -408,7 +420,7 @@ fn calls_that_are_over_at_once_may_be_queued_in_any_number() {
             let buffers = Buffers { input: at, output: at };
             let job = job(Algorithm::Ring, &task, rank as u32, count, buffers, ReduceOp::Max);
             // SAFETY: the vectors outlive the run. The calls that share one write the same values.
-            ids[rank].push(unsafe { engine.start(job, Form::Started) });
+            ids[rank].push(unsafe { begin(engine, job, Form::Started) });
         }
     }
     // On a thread with the stack of a helper.
@@ -431,7 +443,7 @@ fn an_operation_stays_done_when_its_slot_serves_another() {
         let buffers = Buffers { input: at, output: at };
         let job = job(Algorithm::Ring, &task, 0, 10, buffers, ReduceOp::Sum);
         // SAFETY: the vector outlives the engine.
-        unsafe { engine.start(job, Form::Blocking) }
+        unsafe { begin(engine, job, Form::Blocking) }
     };
     let slot = |id: Id| match id {
         Id::Operation { slot, .. } | Id::Transfer { slot, .. } => slot,
@@ -473,7 +485,7 @@ fn a_message_of_another_call_is_a_failure_that_names_the_peer() {
         let mut job = job(Algorithm::Ring, &task, rank as u32, 100, buffers, ReduceOp::Sum);
         job.tag = tag;
         // SAFETY: the vectors outlive the run.
-        unsafe { engines[rank].start(job, Form::Blocking) };
+        unsafe { begin(&mut engines[rank], job, Form::Blocking) };
     }
     for rank in [0, 1] {
         while engines[rank].progress() && engines[rank].failure().is_none() {}

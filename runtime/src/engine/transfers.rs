@@ -9,8 +9,6 @@ use std::sync::Arc;
 use kolo_gdr::Gpu;
 use kolo_transport::{Channel, Error, ErrorKind, Piece, Posted};
 
-use super::Owner;
-use super::copies::CopyQueues;
 use super::gpu_messages::{GpuMessage, GpuMessages};
 use super::inbox::Inbox;
 use super::links::Links;
@@ -19,6 +17,7 @@ use super::matching::label;
 use super::probing::Labels;
 use super::token::{Kind, MOST_SLOTS, Name, TRANSFER};
 use super::unexpected::Allowance;
+use super::{Io, Owner};
 use crate::call::AdapterAccess;
 
 /// Channel index of transfers; operations use higher ones.
@@ -150,8 +149,7 @@ impl Transfers {
     pub(crate) unsafe fn start(
         &mut self,
         job: TransferJob,
-        links: &mut Links,
-        copies: &mut CopyQueues,
+        Io { links, copies }: &mut Io,
     ) -> Result<(u16, u16), Error> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -211,7 +209,7 @@ impl Transfers {
         let (tag, pieces) = (transfer.tag, transfer.piece.pieces());
         // SAFETY: the list stays in place and is not changed while posted; the memory is valid by the promise to
         // `start`.
-        if unsafe { links.post_send(on, tag, pieces, token) }? == Posted::Done {
+        if unsafe { links.endpoint(on.peer)?.post_send(on, tag, pieces, token) }? == Posted::Done {
             self.completed(slot);
         }
         Ok(())

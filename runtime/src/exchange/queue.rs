@@ -32,8 +32,6 @@ struct Started {
     id: Id,
     /// The call; its buffers are copies if the caller's memory is a GPU's, once it has a bounce buffer.
     call: Call,
-    /// The rank and the number of members.
-    place: (u32, u32),
     cursor: ExchangeCursor,
     /// Copies to and from a GPU. In a box, since most calls have none and are moved often.
     bounce: Option<Box<Bounce>>,
@@ -57,22 +55,23 @@ impl Exchange {
         &mut self,
         engine: &mut Engine,
         call: &Call,
-        (combine, tag, turn): (Combine, u64, Option<u64>),
-        place: (u32, u32),
+        combine: Combine,
+        tag: u64,
+        turn: Option<u64>,
         keep: &mut Option<Owner>,
     ) -> Result<Id, Error> {
         let mut bounce = None;
         let mut call = call.clone();
         if call.gpus.is_some() && Bounces::has_room(self.queue.bounce_bytes()) {
             // SAFETY: the caller's promise; the copies are settled before the communicator is given up.
-            bounce = Some(unsafe { self.queue.bounces.load(&mut call, place.0, place.1) }?);
+            bounce = Some(unsafe { self.queue.bounces.load(&mut call) }?);
         }
         self.queue.unloaded += usize::from(call.gpus.is_some());
         let id = engine.admit(keep.take());
         let cursor = self.compiled.enter(&call, combine, tag, turn);
         // A turn that the call had before may come before those of calls that were started meanwhile.
-        let at = self.queue.waiting.partition_point(|earlier| earlier.cursor.turn() < cursor.turn());
-        self.queue.waiting.insert(at, Started { id, call, place, cursor, bounce });
+        let at = self.queue.waiting.partition_point(|earlier| earlier.cursor.turn < cursor.turn);
+        self.queue.waiting.insert(at, Started { id, call, cursor, bounce });
         self.progress(engine);
         Ok(id)
     }
@@ -85,7 +84,7 @@ impl Exchange {
 
     /// Returns whether the current turn is that of a started call, which the driving thread advances.
     pub(crate) fn queue_has_turn(&self) -> bool {
-        self.queue.waiting.front().is_some_and(|front| self.compiled.has_turn(front.cursor.turn()))
+        self.queue.waiting.front().is_some_and(|front| self.compiled.has_turn(front.cursor.turn))
     }
 
     /// Returns whether the driving thread moves a started call on: the call has the turn at hand, or a GPU copies for it.
@@ -121,9 +120,9 @@ impl Exchange {
         !self.queue.storing.is_empty() || loading.is_some_and(|bounce| !bounce.is_idle())
     }
 
-    /// Returns the bytes copied from GPUs, and the bytes copied to them.
-    pub(crate) fn copied(&self) -> (u64, u64) {
-        (self.queue.bounces.loaded_bytes, self.queue.bounces.stored_bytes)
+    /// Returns the bounce buffers, whose copies are counted.
+    pub(crate) const fn bounces(&self) -> &Bounces {
+        &self.queue.bounces
     }
 
     /// Waits until no copy touches the callers' memory any more, and ignores errors of copies.
@@ -166,7 +165,7 @@ impl Exchange {
                 Ok(false) => return moved || first.cursor.position() > before,
                 Err(found) => {
                     let kind = ErrorKind::Mismatch {
-                        expected_tag: first.cursor.tag(),
+                        expected_tag: first.cursor.tag,
                         tag: found.tag,
                         expected_len: 0,
                         len: 0,
@@ -196,9 +195,8 @@ impl Queue {
                 break;
             }
             if started.call.gpus.is_some() {
-                let (rank, members) = started.place;
                 // SAFETY: the promise to `start` still holds, since the call is not done.
-                let bounce = unsafe { self.bounces.load(&mut started.call, rank, members) }?;
+                let bounce = unsafe { self.bounces.load(&mut started.call) }?;
                 taken += bounce.bytes();
                 started.bounce = Some(bounce);
                 self.unloaded -= 1;

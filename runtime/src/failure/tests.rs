@@ -28,7 +28,7 @@ fn evidence() -> Evidence {
     Evidence {
         rank: 2,
         communicator: COMMUNICATOR,
-        waited: Waited::call(sum(5), 5),
+        waited: Waited::Call(sum(5), Some(5)),
         calls: vec![(4, sum(4)), (5, sum(5))],
         is_closed: false,
         wrong: None,
@@ -214,7 +214,7 @@ fn a_peer_that_has_finished_a_call_in_which_it_is_awaited_has_other_counts() {
     let started = Summary { asynchronous: true, ..uneven };
     let at = |finished| (1, Some(Status { started: 7, finished, ..status(&[(4, sum(4))]) }));
     let judged = |call, answers: &[_], gone: &[u32], suspected| {
-        judge(answers, |_| None, Some(Waited::call(call, 5)), |peer| gone.contains(&peer), suspected)
+        judge(answers, |_| None, Some(Waited::Call(call, Some(5))), |peer| gone.contains(&peer), suspected)
     };
     let long = Some(HasFinished);
     assert!(matches!(judged(uneven, &[at(4)], &[], long), Judgement::Nothing), "it is inside");

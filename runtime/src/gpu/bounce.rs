@@ -42,8 +42,8 @@ impl Default for Bounce {
 
 impl Bounce {
     /// Makes room for those buffers of a call that are GPU memory. Returns a call on that room.
-    pub(crate) fn prepare(&mut self, call: &Call, rank: u32, members: u32) -> Result<Call, Error> {
-        let (input, output) = call.bytes(rank, members);
+    pub(crate) fn prepare(&mut self, call: &Call) -> Result<Call, Error> {
+        let (input, output) = call.bytes();
         let in_place = call.placement == Placement::InPlace;
         let mut bounced = call.clone();
         bounced.gpus = None;
@@ -70,7 +70,7 @@ impl Bounce {
         }
         if call.gpus().output.is_some() {
             bounced.output = to;
-            let left_alone = call.collective == Collective::ExScan && rank == 0;
+            let left_alone = call.collective == Collective::ExScan && call.member.rank == 0;
             self.store =
                 Some((to.cast_const(), call.output, output)).filter(|part| part.2 > 0 && !left_alone);
         }
@@ -151,14 +151,9 @@ impl Bounces {
     ///
     /// # Safety
     /// See [`Bounce::load`].
-    pub(crate) unsafe fn load(
-        &mut self,
-        call: &mut Call,
-        rank: u32,
-        members: u32,
-    ) -> Result<Box<Bounce>, Error> {
+    pub(crate) unsafe fn load(&mut self, call: &mut Call) -> Result<Box<Bounce>, Error> {
         let mut bounce = Box::new(self.free.pop().unwrap_or_default());
-        *call = bounce.prepare(call, rank, members)?;
+        *call = bounce.prepare(call)?;
         // SAFETY: the caller's promise.
         self.loaded_bytes += unsafe { bounce.load() }? as u64;
         Ok(bounce)

@@ -18,7 +18,7 @@ pub(crate) use found::{driver, plan};
 pub use path::{GpuPath, StagingReason};
 use regions::Regions;
 
-use crate::call::{AdapterAccess, Call, GpuBuffers, reduces, touches};
+use crate::call::{AdapterAccess, Call, GpuBuffers, reduces};
 use crate::cancel::Whole;
 use crate::engine::Engine;
 
@@ -61,9 +61,9 @@ impl GpuAccess {
     }
 
     /// Returns the expected path of a call on GPU memory, as far as it is known beforehand.
-    pub(crate) fn foreseen(&self, call: &Call, is_root: bool, all_by_rdma: bool) -> Option<GpuPath> {
+    pub(crate) fn foreseen(&self, call: &Call, all_by_rdma: bool) -> Option<GpuPath> {
         call.gpus.as_deref()?.any()?;
-        let (reads, writes) = touches(call.collective, is_root);
+        let (reads, writes) = call.touches();
         let is_mixed = (reads && call.gpus().input.is_none()) || (writes && call.gpus().output.is_none());
         Some(if reduces(call.collective) {
             GpuPath::Staged(StagingReason::Reduces)
@@ -181,14 +181,14 @@ impl Gpus {
     /// # Errors
     /// See [`Gpus::owner`].
     #[inline]
-    pub(crate) fn locate(&self, call: &mut Call, world_size: u32) -> Result<(), String> {
-        if self.driver.is_some() { self.locate_both(call, world_size) } else { Ok(()) }
+    pub(crate) fn locate(&self, call: &mut Call) -> Result<(), String> {
+        if self.driver.is_some() { self.locate_both(call) } else { Ok(()) }
     }
 
-    fn locate_both(&self, call: &mut Call, world_size: u32) -> Result<(), String> {
+    fn locate_both(&self, call: &mut Call) -> Result<(), String> {
         let _whole = Whole::new();
-        let (reads, writes) = touches(call.collective, self.rank == call.root);
-        let (input_bytes, output_bytes) = call.bytes(self.rank, world_size);
+        let (reads, writes) = call.touches();
+        let (input_bytes, output_bytes) = call.bytes();
         let input = if reads { self.owner(call.input, input_bytes)? } else { None };
         let output = match writes {
             true if reads && call.input == call.output.cast_const() => input.clone(),

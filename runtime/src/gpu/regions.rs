@@ -50,7 +50,7 @@ impl Regions {
         let ends = |known: &Allocation| known.start + known.bytes as u64;
         let stale = |known: &Allocation| known.start < ends(&found) && found.start < ends(known);
         for known in self.known.extract_if(.., |known| stale(known)) {
-            engine.deregister(memory_of(&known));
+            engine.links_mut().deregister(memory_of(&known));
         }
         self.refused.retain(|(refused, _)| !stale(refused));
         let copier = self.sync_copier(gpu)?;
@@ -69,7 +69,7 @@ impl Regions {
         let excess = self.known.len().saturating_sub(REGIONS_MAX);
         if excess > 0 && engine.outstanding() == 0 {
             for known in self.known.drain(..excess) {
-                engine.deregister(memory_of(&known));
+                engine.links_mut().deregister(memory_of(&known));
             }
         }
     }
@@ -101,7 +101,7 @@ fn register(
     let export = range.as_ref().map(|range| (range.descriptor.as_fd(), range.offset));
     // SAFETY: the caller keeps the memory while the call runs. An allocation that is gone is deregistered before
     // another one at its place is used. The export is of these addresses.
-    unsafe { engine.register(memory_of(allocation), Backing::Device { export, copier }) }
+    unsafe { engine.links_mut().register(memory_of(allocation), Backing::Device { export, copier }) }
         .map(drop)
         .map_err(|error| error.to_string())
 }

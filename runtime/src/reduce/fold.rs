@@ -1,23 +1,64 @@
-//! Reduction of many operands to one result, block by block.
+//! The arithmetic of a call, and the reduction of many operands to one result, block by block.
 
 use std::cell::RefCell;
 
 use super::tree::tree_blocks;
-use super::{Combine, tree};
+use super::{Combine, divide, tree};
+use crate::types::DataType;
 
 /// Bytes of each operand that are reduced at a time. The partial result stays in the first-level cache while the
 /// operands pass through it.
 const BLOCK_BYTES: usize = 4 << 10;
 
+/// How a call combines elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arithmetic {
+    /// The kernel. It does nothing in calls that do not reduce.
+    pub(crate) combine: Combine,
+    pub(crate) data_type: DataType,
+    /// Factor of PremulSum.
+    pub(crate) factor: Option<f64>,
+    /// Divisor of Avg.
+    pub(crate) divisor: Option<u32>,
+    /// Whether several operands are reduced along the canonical tree.
+    pub(crate) canonical: bool,
+}
+
+impl Arithmetic {
+    #[inline]
+    pub(crate) const fn element_bytes(&self) -> usize {
+        self.data_type.size()
+    }
+
+    /// Returns how to reduce several operands, with memory for the tree's partial results.
+    #[inline]
+    pub(crate) const fn folding<'a>(&self, scratch: &'a RefCell<Vec<u8>>) -> Folding<'a> {
+        let Self { combine, canonical, .. } = *self;
+        Folding { combine, element_bytes: self.element_bytes(), canonical, scratch }
+    }
+
+    /// Divides a result by the divisor, if there is one.
+    ///
+    /// # Safety
+    /// The result is valid for `bytes` bytes, which are whole elements.
+    #[inline]
+    pub(crate) unsafe fn divide(&self, result: *mut u8, bytes: usize) {
+        if let Some(by) = self.divisor {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { divide(self.data_type, result, bytes / self.element_bytes(), by) };
+        }
+    }
+}
+
 /// How to reduce several operands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Folding<'a> {
-    pub(crate) combine: Combine,
-    pub(crate) element_bytes: usize,
+    combine: Combine,
+    element_bytes: usize,
     /// Whether to reduce along the canonical tree instead of in the order of the operands.
-    pub(crate) canonical: bool,
+    canonical: bool,
     /// Memory for the tree's partial results.
-    pub(crate) scratch: &'a RefCell<Vec<u8>>,
+    scratch: &'a RefCell<Vec<u8>>,
 }
 
 impl Folding<'_> {
@@ -95,7 +136,7 @@ mod tests {
 
     #[test]
     fn nothing_is_reduced_at_null() {
-        let combine = combine_fn(DataType::F32, ReduceOp::Sum).unwrap();
+        let combine = combine_fn(DataType::F32, ReduceOp::Sum);
         for (operands, canonical) in [(1, false), (2, false), (3, false), (3, true)] {
             let folding = Folding { combine, element_bytes: 4, canonical, scratch: &RefCell::default() };
             // SAFETY: there are no bytes.

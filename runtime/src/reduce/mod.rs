@@ -6,7 +6,7 @@
 //! * `loops` has the one loop over elements, which the compiler vectorises once per instruction set.
 //! * `f16_blocks` is the one exception: its conversions of `f16` need intrinsics.
 //! * `table` maps types and operators to functions; `isa` says which of them this processor can run.
-//! * `fold` reduces many operands to one, in their order or along the canonical `tree`.
+//! * `fold` has the arithmetic of a call. It reduces many operands to one, in their order or along the canonical `tree`.
 //! * `floats` gives the calling thread the default floating-point mode. Every executor enters it before it reduces.
 //! * `scale` multiplies before a reduction, for PreMulSum, and divides after it, for Avg.
 //!
@@ -42,7 +42,7 @@ use std::fmt;
 pub(crate) use floats::DefaultFloats;
 #[cfg(test)]
 pub(crate) use floats::flush_subnormals;
-pub(crate) use fold::Folding;
+pub(crate) use fold::Arithmetic;
 pub(crate) use half_bits::f32_to_f16;
 pub use isa::Isa;
 pub use scale::{divide, scale};
@@ -120,10 +120,12 @@ pub fn kernel(data_type: DataType, op: ReduceOp) -> Result<Kernel, Unsupported> 
     look_up(Isa::best(), data_type, op)
 }
 
-/// Returns the function of the best kernel, or `None` if there is no kernel. It runs for each call, so it does as
-/// little as possible.
-pub(crate) fn combine_fn(data_type: DataType, op: ReduceOp) -> Option<Combine> {
-    if op.supports(data_type) { table::combine(Isa::best(), data_type, op) } else { None }
+/// Returns the function of the best kernel.
+///
+/// # Panics
+/// If the operator is not defined for the type. Calls are checked for that when they are made.
+pub(crate) fn combine_fn(data_type: DataType, op: ReduceOp) -> Combine {
+    table::combine(Isa::best(), data_type, op).expect("a kernel for each operator that the type supports")
 }
 
 /// Returns the kernel compiled for one instruction set, for tests and benchmarks.

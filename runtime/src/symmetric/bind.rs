@@ -14,7 +14,7 @@ use kolo_collectives::plan::{Action, Blocks, Cut, Plan, Space};
 use kolo_collectives::stage::Members;
 
 use super::Fault;
-use super::locations::{BufferLocations, Place};
+use super::locations::{BufferLocations, Location};
 use super::memory::Allocation;
 use super::work::{Item, Job};
 use crate::call::{Call, Counts};
@@ -92,9 +92,9 @@ impl Binder<'_> {
         let is_mine = to().any(|member| member == self.rank);
         for member in to() {
             let locations = &located[member];
-            let Some(place) = locations.output else { return Err(Fault::Corrupt { member }) };
-            targets.push(self.resolve(member, place, block)?);
-            let pages = locations.pages_within(place, block, self.page);
+            let Some(location) = locations.output else { return Err(Fault::Corrupt { member }) };
+            targets.push(self.resolve(member, location, block)?);
+            let pages = locations.pages_within(location, block, self.page);
             shared = shared.start.max(pages.start)..shared.end.min(pages.end);
         }
         let start = shared.start.next_multiple_of(GRAIN);
@@ -121,15 +121,15 @@ impl Binder<'_> {
 
     /// Returns the address of these bytes of a member's input.
     fn input(&mut self, member: usize, bytes: Range<usize>) -> Result<*const u8, Fault> {
-        let Some(place) = self.located[member].input else { return Err(Fault::Corrupt { member }) };
-        Ok(self.resolve(member, place, bytes.end)?.wrapping_add(bytes.start).cast_const())
+        let Some(location) = self.located[member].input else { return Err(Fault::Corrupt { member }) };
+        Ok(self.resolve(member, location, bytes.end)?.wrapping_add(bytes.start).cast_const())
     }
 
-    fn resolve(&mut self, member: usize, place: Place, len: usize) -> Result<*mut u8, Fault> {
+    fn resolve(&mut self, member: usize, location: Location, len: usize) -> Result<*mut u8, Fault> {
         let allocation =
-            self.allocations.binary_search_by_key(&place.allocation, |allocation| allocation.id());
+            self.allocations.binary_search_by_key(&location.allocation, |allocation| allocation.id());
         let allocation = allocation.ok().map(|index| &self.allocations[index]);
-        let at = allocation.and_then(|allocation| allocation.at(member, place.offset, len));
+        let at = allocation.and_then(|allocation| allocation.at(member, location.offset, len));
         let (Some(allocation), Some(at)) = (allocation, at) else { return Err(Fault::Corrupt { member }) };
         self.job.keep(allocation);
         Ok(at)

@@ -12,9 +12,9 @@ const IN_PLACE: u64 = 1;
 const OWNS_LAST_PAGE: u64 = 2;
 const ON_GPU: u64 = 4;
 
-/// A place in an allocation.
+/// A location in an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Location {
     /// Number of the allocation, not 0.
     pub(super) allocation: u64,
     /// Offset in bytes.
@@ -24,8 +24,8 @@ pub(super) struct Place {
 /// Locations of a rank's buffers; `None` for buffers that are not symmetric or that others need not reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct BufferLocations {
-    pub(super) input: Option<Place>,
-    pub(super) output: Option<Place>,
+    pub(super) input: Option<Location>,
+    pub(super) output: Option<Location>,
     pub(super) is_in_place: bool,
     /// Whether a buffer is GPU memory, which the CPU cannot read.
     pub(super) is_on_gpu: bool,
@@ -46,8 +46,8 @@ impl BufferLocations {
         let flags = if self.is_in_place { IN_PLACE } else { 0 }
             | if self.is_on_gpu { ON_GPU } else { 0 }
             | if self.owns_last_page { OWNS_LAST_PAGE } else { 0 };
-        let place = |place: Option<Place>| place.map_or((0, 0), |place| (place.allocation, place.offset));
-        let (input, output) = (place(self.input), place(self.output));
+        let words = |location: Option<Location>| location.map_or((0, 0), |at| (at.allocation, at.offset));
+        let (input, output) = (words(self.input), words(self.output));
         let words = [flags, input.0, input.1, output.0, output.1, self.factor.to_bits()];
         let mut out = [0; LOCATIONS_BYTES];
         for (to, word) in out.chunks_exact_mut(8).zip(words) {
@@ -63,10 +63,11 @@ impl BufferLocations {
             word.copy_from_slice(&bytes[8 * i..8 * i + 8]);
             u64::from_ne_bytes(word)
         };
-        let place = |i: usize| (word(i) != 0).then(|| Place { allocation: word(i), offset: word(i + 1) });
+        let location =
+            |i: usize| (word(i) != 0).then(|| Location { allocation: word(i), offset: word(i + 1) });
         Self {
-            input: place(1),
-            output: place(3),
+            input: location(1),
+            output: location(3),
             is_in_place: word(0) & IN_PLACE != 0,
             is_on_gpu: word(0) & ON_GPU != 0,
             owns_last_page: word(0) & OWNS_LAST_PAGE != 0,
@@ -76,8 +77,8 @@ impl BufferLocations {
 
     /// Returns the range of an output of `len` bytes that lies in pages of which the call owns every byte, counted from
     /// the start of the output. Pages have `page` bytes.
-    pub(super) fn pages_within(&self, place: Place, len: usize, page: usize) -> Range<usize> {
-        let (from, to) = (place.offset as usize, place.offset as usize + len);
+    pub(super) fn pages_within(&self, location: Location, len: usize, page: usize) -> Range<usize> {
+        let (from, to) = (location.offset as usize, location.offset as usize + len);
         let start = from.next_multiple_of(page);
         let end = if self.owns_last_page { to } else { to / page * page };
         if start < end { start - from..end - from } else { 0..0 }
@@ -91,7 +92,7 @@ mod tests {
     #[test]
     fn round_trip() {
         let locations = BufferLocations {
-            input: Some(Place { allocation: 3, offset: 1 << 40 }),
+            input: Some(Location { allocation: 3, offset: 1 << 40 }),
             output: None,
             is_in_place: true,
             is_on_gpu: true,
@@ -105,7 +106,7 @@ mod tests {
     #[test]
     fn only_whole_pages_are_written_by_others() {
         let page = 4096;
-        let at = |offset: usize| Place { allocation: 1, offset: offset as u64 };
+        let at = |offset: usize| Location { allocation: 1, offset: offset as u64 };
         let open = BufferLocations::default();
         let last = BufferLocations { owns_last_page: true, ..open };
         assert_eq!(open.pages_within(at(0), 3 * page, page), 0..3 * page);

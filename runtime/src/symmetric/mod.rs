@@ -43,11 +43,10 @@ use kolo_transport::{Needs, StageMismatch};
 use crate::call::{Call, Counts, Forced};
 use crate::exchange::compiled::CompiledExchange;
 use crate::reduce::Combine;
-use crate::types::ReduceOp;
 use bind::bind;
-use locations::{BufferLocations, LOCATIONS_BYTES};
+use locations::{BufferLocations, LOCATIONS_BYTES, Location};
 pub(crate) use memory::{Allocation, OwnMemory};
-use work::{Job, Kit};
+use work::{Combiner, Job};
 
 /// The symmetric allocations of a communicator.
 #[derive(Debug)]
@@ -76,7 +75,7 @@ pub(crate) struct SymmetricCall<'a> {
     call: &'a Call,
     /// Index of the call's forms.
     forms: usize,
-    kit: Kit,
+    combiner: Combiner,
     tag: u64,
     pub(crate) turn: u64,
     /// Whether the call also has the next turn, which it needs if it is declined.
@@ -230,11 +229,11 @@ impl SymmetricBuffers {
             self.forms.len() - 1
         });
         let (locations, exposure) = self.locations(call, self.forms[forms].most());
-        let kit = Kit::new(call, combine, self.members, self.canonical);
+        let combiner = Combiner::new(call, combine, self.members, self.canonical);
         SymmetricCall {
             call,
             forms,
-            kit,
+            combiner,
             tag,
             turn: exchange.take_turn(),
             keeps_next: false,
@@ -279,7 +278,7 @@ impl SymmetricBuffers {
                 Phase::Working(job) => {
                     // SAFETY: all ranks have said where their buffers lie, and the checker has proved for such plans
                     // who touches which memory.
-                    if !unsafe { job.step(&running.kit, &mut self.scratch) } {
+                    if !unsafe { job.step(&running.combiner, &mut self.scratch) } {
                         return Ok(Step::Works);
                     }
                     if !exchange.is_published() && exchange.is_withdrawn() {
@@ -329,8 +328,8 @@ impl SymmetricBuffers {
         let Some(symmetric) = symmetric else { return Ok(None) };
         let at = (&self.allocations[..], self.rank, self.page);
         let mut job = bind(at, running.call, forms.plan(symmetric), &located)?;
-        running.kit.factors(&located);
-        job.prepare(&running.kit, &mut self.scratch);
+        running.combiner.factors(&located);
+        job.prepare(&running.combiner, &mut self.scratch);
         Ok(Some(job))
     }
 
@@ -342,41 +341,41 @@ impl SymmetricBuffers {
 
     /// Returns this rank's description of its buffers, and the pages that other ranks may therefore write.
     fn locations(&self, call: &Call, windows: Windows) -> (BufferLocations, Option<Exposure>) {
-        let mut locations = BufferLocations::default();
-        if let ReduceOp::PremulSum(factor) = call.op {
-            locations.factor = factor;
-        }
-        locations.is_in_place = call.placement == Placement::InPlace;
-        locations.is_on_gpu = call.gpus.is_some();
+        let mut locations = BufferLocations {
+            factor: call.factor().unwrap_or_default(),
+            is_in_place: call.placement == Placement::InPlace,
+            is_on_gpu: call.gpus.is_some(),
+            ..BufferLocations::default()
+        };
         if locations.is_on_gpu {
             return (locations, None);
         }
-        let (input, output) = call.bytes(self.rank as u32, self.members as u32);
+        let (input, output) = call.bytes();
         if windows.shows_input(self.rank, self.members) {
             // In place, a call may name only its output.
             let at = if call.input.is_null() { call.output.cast_const() } else { call.input };
-            locations.input = self.locate(at, input).map(|(_, place)| place);
+            locations.input = self.locate(at, input).map(|(_, location)| location);
         }
         let mut exposure = None;
         if windows.shows_output(self.rank, self.members)
-            && let Some((allocation, place)) = self.locate(call.output, output)
+            && let Some((allocation, location)) = self.locate(call.output, output)
         {
             let memory = allocation.own();
-            locations.output = Some(place);
-            locations.owns_last_page = place.offset as usize + output >= memory.used();
-            let pages = locations.pages_within(place, output, self.page);
+            locations.output = Some(location);
+            locations.owns_last_page = location.offset as usize + output >= memory.used();
+            let pages = locations.pages_within(location, output, self.page);
             let (offset, len) =
-                (place.offset as usize + pages.start, pages.len().next_multiple_of(self.page));
+                (location.offset as usize + pages.start, pages.len().next_multiple_of(self.page));
             exposure = (len > 0).then(|| Exposure { memory: Arc::clone(memory), offset, len });
         }
         (locations, exposure)
     }
 
-    /// Returns the allocation in which memory lies, and the place in it.
-    fn locate(&self, at: *const u8, len: usize) -> Option<(&Allocation, locations::Place)> {
+    /// Returns the allocation in which memory lies, and its location there.
+    fn locate(&self, at: *const u8, len: usize) -> Option<(&Allocation, Location)> {
         self.allocations.iter().find_map(|allocation| {
             let offset = allocation.offset_of(at, len)?;
-            Some((&**allocation, locations::Place { allocation: allocation.id(), offset: offset as u64 }))
+            Some((&**allocation, Location { allocation: allocation.id(), offset: offset as u64 }))
         })
     }
 

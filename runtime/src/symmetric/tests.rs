@@ -35,7 +35,7 @@ impl Rank {
             op: ReduceOp::Sum,
             root: 0,
         };
-        Call::check(&raw, self.comm.rank(), self.comm.world_size()).expect("sound")
+        Call::check(&raw, self.comm.member()).expect("sound")
     }
 
     /// Makes an all-reduce in place on the input, which other ranks write.
@@ -49,7 +49,7 @@ impl Rank {
             op: ReduceOp::Sum,
             root: 0,
         };
-        Call::check(&raw, self.comm.rank(), self.comm.world_size()).expect("sound")
+        Call::check(&raw, self.comm.member()).expect("sound")
     }
 
     /// Returns the first byte of another rank's input, as this rank sees it.

@@ -8,9 +8,8 @@ use kolo_transport::shm::{STREAMING_BYTES, copy_streaming};
 
 use super::locations::BufferLocations;
 use super::memory::Allocation;
-use crate::call::{Call, reduces};
-use crate::reduce::{Combine, DefaultFloats, Folding, divide, scale};
-use crate::types::{DataType, ReduceOp};
+use crate::call::Call;
+use crate::reduce::{Arithmetic, Combine, DefaultFloats, scale};
 
 /// Bytes of each buffer between two checks of abort and deadline: some tens of microseconds.
 const PIECE_BYTES: usize = 128 << 10;
@@ -21,35 +20,23 @@ const BLOCK_BYTES: usize = 4 << 10;
 
 /// Everything needed to combine elements.
 #[derive(Debug)]
-pub(super) struct Kit {
-    combine: Combine,
-    data_type: DataType,
+pub(super) struct Combiner {
+    arithmetic: Arithmetic,
     /// Each member's factor, for pre-multiplied sums.
     factors: Vec<f64>,
-    is_premultiplied: bool,
-    divide_by: Option<u32>,
-    canonical: bool,
     /// Partial results of the canonical tree.
     partial: RefCell<Vec<u8>>,
 }
 
-impl Kit {
+impl Combiner {
     pub(super) fn new(call: &Call, combine: Combine, members: usize, canonical: bool) -> Self {
-        let reduces = reduces(call.collective);
-        Self {
-            combine,
-            data_type: call.data_type,
-            factors: Vec::new(),
-            is_premultiplied: reduces && matches!(call.op, ReduceOp::PremulSum(_)),
-            divide_by: (reduces && matches!(call.op, ReduceOp::Avg)).then(|| call.divisor(members as u32)),
-            canonical: canonical && members > 2,
-            partial: RefCell::default(),
-        }
+        let arithmetic = call.arithmetic(combine, canonical && members > 2);
+        Self { arithmetic, factors: Vec::new(), partial: RefCell::default() }
     }
 
     /// Takes the members' factors from their locations.
     pub(super) fn factors(&mut self, located: &[BufferLocations]) {
-        if self.is_premultiplied {
+        if self.arithmetic.factor.is_some() {
             self.factors = located.iter().map(|locations| locations.factor).collect();
         }
     }
@@ -110,7 +97,7 @@ impl Job {
     }
 
     /// Prepares the job once all items are added.
-    pub(super) fn prepare(&mut self, kit: &Kit, scratch: &mut Vec<u8>) {
+    pub(super) fn prepare(&mut self, combiner: &Combiner, scratch: &mut Vec<u8>) {
         let base = self.aside.as_mut_ptr();
         for patch in &self.patches {
             self.items[patch.item].targets[0] = base.wrapping_add(patch.from);
@@ -118,7 +105,7 @@ impl Job {
         let touched: usize =
             self.items.iter().map(|item| item.bytes * (item.sources.len() + item.targets.len())).sum();
         self.streams = touched >= STREAMING_BYTES;
-        scratch.resize((1 + kit.factors.len()) * BLOCK_BYTES, 0);
+        scratch.resize((1 + combiner.factors.len()) * BLOCK_BYTES, 0);
     }
 
     /// Does a piece of the work. Returns true once all is done.
@@ -126,14 +113,14 @@ impl Job {
     /// # Safety
     /// Sources are readable and targets writable for the length of their item. Nobody else writes either or reads the
     /// targets. A target is one of its item's sources, or overlaps no source of any item.
-    pub(super) unsafe fn step(&mut self, kit: &Kit, scratch: &mut [u8]) -> bool {
+    pub(super) unsafe fn step(&mut self, combiner: &Combiner, scratch: &mut [u8]) -> bool {
         let _floats = DefaultFloats::enter();
         let mut left = PIECE_BYTES;
         while let Some(item) = self.items.get(self.done) {
             let len = BLOCK_BYTES.min(item.bytes - self.at);
             if len > 0 {
                 // SAFETY: the caller's promise, passed on; the block is inside the item.
-                unsafe { kit.block(item, self.at, len, self.streams, scratch) };
+                unsafe { combiner.block(item, self.at, len, self.streams, scratch) };
             }
             self.at += len;
             if self.at == item.bytes {
@@ -161,7 +148,7 @@ impl Job {
     }
 }
 
-impl Kit {
+impl Combiner {
     /// Does bytes `at..at + len` of an item.
     ///
     /// # Safety
@@ -176,9 +163,7 @@ impl Kit {
                 let first = item.targets.iter().find(|target| is_cached(target));
                 let to = first.map_or(scratch.as_mut_ptr(), |first| first.add(at));
                 self.fold(to, &item.sources, (at, len), scratch);
-                if let Some(ranks) = self.divide_by {
-                    divide(self.data_type, to, len / self.data_type.size(), ranks);
-                }
+                self.arithmetic.divide(to, len);
                 to.cast_const()
             };
             for target in &item.targets {
@@ -201,26 +186,26 @@ impl Kit {
     /// As [`Job::step`]; `to` is writable. It is one of the sources' blocks, the first block of `scratch`, or apart
     /// from all of them.
     unsafe fn fold(&self, to: *mut u8, sources: &[*const u8], (at, len): (usize, usize), scratch: &mut [u8]) {
-        let (combine, element_bytes) = (self.combine, self.data_type.size());
-        let count = len / element_bytes;
+        let Arithmetic { combine, data_type, canonical, .. } = self.arithmetic;
+        let count = len / data_type.size();
         let (acc, scaled) = scratch.split_at_mut(BLOCK_BYTES);
         // SAFETY: for the whole block: scratch has a block for each purpose, which overlaps no buffer. The tree writes
         // its result after it has read everything, and so does the last step in rank order.
         unsafe {
             for (index, factor) in self.factors.iter().enumerate() {
                 let to = scaled[index * BLOCK_BYTES..][..len].as_mut_ptr();
-                scale(self.data_type, to, sources[index].add(at), count, *factor);
+                scale(data_type, to, sources[index].add(at), count, *factor);
             }
             let is_scaled = !self.factors.is_empty();
             let source = |index: usize| match is_scaled {
                 true => scaled[index * BLOCK_BYTES..].as_ptr(),
                 false => sources[index].add(at),
             };
-            let how = Folding { combine, element_bytes, canonical: self.canonical, scratch: &self.partial };
+            let how = self.arithmetic.folding(&self.partial);
             let last = sources.len() - 1;
             if last == 1 {
                 combine(to, source(0), source(1), count);
-            } else if self.canonical {
+            } else if canonical {
                 how.fold(to, len, sources.len(), source);
             } else {
                 how.fold(acc.as_mut_ptr(), len, last, source);

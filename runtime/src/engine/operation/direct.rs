@@ -3,7 +3,7 @@
 
 use kolo_transport::Error;
 
-use super::super::copies::{CopyQueues, Mark, Way};
+use super::super::copies::{CopyKind, CopyQueues};
 use super::super::memory::Part;
 use super::Operation;
 use crate::call::AdapterAccess;
@@ -11,9 +11,9 @@ use crate::call::AdapterAccess;
 impl Operation {
     /// Makes bytes received into GPU memory, which is the output's, visible to its GPU.
     pub(super) fn flush(&mut self, copies: &mut CopyQueues) -> Result<(), Error> {
-        if self.gpus.access == (AdapterAccess::Direct { flush: true })
+        if self.bound.gpus.access == (AdapterAccess::Direct { flush: true })
             && std::mem::take(&mut self.unflushed)
-            && let Some(gpu) = &self.gpus.output
+            && let Some(gpu) = &self.bound.gpus.output
         {
             copies.flush(gpu)?;
         }
@@ -29,13 +29,12 @@ impl Operation {
         copies: &mut CopyQueues,
     ) -> Result<(), Error> {
         self.flush(copies)?;
-        let Some(gpu) = self.gpus.any() else { unreachable!("adapters reach a GPU's memory") };
-        let (slot, generation, instance) = (self.slot, self.generation, index as u8);
-        let mark = Mark::Step { slot, generation, instance, lane: lane as u16 };
-        // SAFETY: the parts are valid by `start`, and the scratch is pinned. The checker proves that they do not
+        let Some(gpu) = self.bound.gpus.any() else { unreachable!("adapters reach a GPU's memory") };
+        let mark = self.bound.mark(index, Some(lane as u16));
+        // SAFETY: the parts are valid by `begin`, and the scratch is pinned. The checker proves that they do not
         // overlap, and that nothing else touches them before the step is over. The engine settles copies before it
         // gives an operation up.
-        unsafe { copies.start(Way::Step, gpu, parts, mark) }?;
+        unsafe { copies.start(CopyKind::Step, gpu, parts, mark) }?;
         // As for a receive, a completion will end the step.
         self.instances[index as usize].lanes[lane].receiving = true;
         Ok(())

@@ -1,6 +1,7 @@
 //! Instances: each has the cursors, pieces and scratch of the segment that it runs.
 
 use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use kolo_gdr::Gpu;
@@ -9,8 +10,7 @@ use kolo_transport::{Awaited, Error, Piece};
 use super::super::local::Reducer;
 use super::super::memory::Binding;
 use super::super::staging::Staging;
-use super::staged::Kit;
-use crate::reduce::Combine;
+use super::staged::FoldBuffers;
 
 /// Most pinned scratch of an operation on GPU memory, unless a single segment needs more. It is enough to copy a few
 /// MiB while as much is on the network, and little compared with the limit on locked memory.
@@ -42,7 +42,7 @@ pub(super) struct Instance {
     pub(super) round: u16,
     /// Publications that a step waits for on the stage.
     pub(super) awaited: Option<Awaited>,
-    pub(super) kit: Kit,
+    pub(super) fold_buffers: FoldBuffers,
 }
 
 /// Progress of a lane of the plan.
@@ -52,7 +52,16 @@ pub(super) struct Lane {
     pub(super) sends_pending: u32,
     /// Whether a completion will end the step at the cursor.
     pub(super) receiving: bool,
-    pub(super) reducer: Box<UnsafeCell<Reducer>>,
+    /// The reducer of the posted receive, if it has one.
+    pub(super) reducer: Box<UnsafeCell<MaybeUninit<Reducer>>>,
+}
+
+impl Lane {
+    /// Ends the step at the cursor, which was pending.
+    pub(super) fn end_step(&mut self) {
+        self.receiving = false;
+        self.cursor += 1;
+    }
 }
 
 impl Instance {
@@ -75,12 +84,12 @@ impl Instance {
             scratch: Staging::new(),
             round: 0,
             awaited: None,
-            kit: Kit::default(),
+            fold_buffers: FoldBuffers::default(),
         }
     }
 
     /// Makes room for the segments of a bound plan: see the operation's rules 1 and 3.
-    fn prepare(&mut self, binding: &Binding, combine: Combine, gpu: Option<&Arc<Gpu>>) -> Result<(), Error> {
+    fn prepare(&mut self, binding: &Binding, gpu: Option<&Arc<Gpu>>) -> Result<(), Error> {
         self.phase = Phase::Idle;
         self.pieces.clear();
         self.pieces.reserve(binding.pieces_max);
@@ -92,7 +101,7 @@ impl Instance {
             cursor: 0,
             sends_pending: 0,
             receiving: false,
-            reducer: Box::new(UnsafeCell::new(Reducer::idle(combine))),
+            reducer: Box::new(UnsafeCell::new(MaybeUninit::uninit())),
         });
         Ok(())
     }
@@ -103,13 +112,12 @@ pub(super) fn prepare(
     instances: &mut Vec<Instance>,
     binding: &Binding,
     count: usize,
-    combine: Combine,
     gpu: Option<&Arc<Gpu>>,
 ) -> Result<(), Error> {
     if instances.len() < count {
         instances.resize_with(count, Instance::empty);
     }
-    instances[..count].iter_mut().try_for_each(|instance| instance.prepare(binding, combine, gpu))
+    instances[..count].iter_mut().try_for_each(|instance| instance.prepare(binding, gpu))
 }
 
 /// Returns the greatest number of instances of operations with this window.

@@ -9,8 +9,7 @@ use kolo_transport::Piece;
 use super::super::Owner;
 use super::super::memory::Buffers;
 use crate::call::GpuBuffers;
-use crate::reduce::Combine;
-use crate::types::DataType;
+use crate::reduce::Arithmetic;
 
 /// Host memory that an operation works on: input and output, or one of them if it works in place.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,20 +35,9 @@ pub(crate) struct Job {
     pub(crate) shape: Shape,
     pub(crate) buffers: Buffers,
     pub(crate) gpus: GpuBuffers,
-    pub(crate) data_type: DataType,
-    pub(crate) combine: Combine,
-    /// Factor of PremulSum.
-    pub(crate) premultiply: Option<f64>,
-    /// Divisor of Avg.
-    pub(crate) divide_by: Option<u32>,
+    pub(crate) arithmetic: Arithmetic,
     pub(crate) segment_elements: usize,
     pub(crate) window: usize,
-    /// First transport channel that the operation may use.
-    pub(crate) channel_base: u16,
-    /// First area of the stage that the operation may use.
-    pub(crate) area_base: u16,
-    /// Whether reductions on the stage follow the canonical tree.
-    pub(crate) canonical: bool,
     pub(crate) tag: u64,
     /// The whole memory that messages come from and go to.
     pub(crate) lent: Lent,

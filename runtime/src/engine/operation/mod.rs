@@ -20,7 +20,7 @@
 //! 2. A lane has at most one receive posted. Its reducer is in a box of its own, and is touched only when no receive is
 //!    posted.
 //! 3. Scratch is reserved only between operations. Copies use it only while no lane of the segment runs.
-//! 4. An operation that failed is not reused before the endpoints have been told to abort.
+//! 4. The memory of an operation that failed stays as it is until the endpoints have been told to abort.
 
 mod bounce;
 mod direct;
@@ -30,261 +30,232 @@ mod staged;
 mod steps;
 mod waiting;
 
+use std::mem;
+use std::sync::Arc;
+
+use kolo_collectives::plan::Blocks;
 use kolo_transport::{Awaited, Error};
 
-use super::Owner;
+use super::Io;
 use super::copies::CopyQueues;
 use super::links::Links;
 use super::memory::{Binding, Buffers};
 use super::token::{Kind, Name};
 use crate::call::GpuBuffers;
-use crate::reduce::{Combine, combine_nothing, divide};
-use crate::types::DataType;
+use crate::reduce::Arithmetic;
 use instance::{Instance, Phase};
 pub(crate) use job::{Job, Lent};
 pub(crate) use staged::needs;
 
-/// An operation, or an idle one whose memory is kept for reuse.
-#[derive(Debug)]
-pub(crate) struct Operation {
-    slot: u16,
-    generation: u16,
-    binding: Option<Binding>,
-    buffers: Buffers,
-    gpus: GpuBuffers,
-    data_type: DataType,
-    combine: Combine,
-    premultiply: Option<f64>,
-    divide_by: Option<u32>,
-    channel_base: u16,
-    area_base: u16,
-    window: u16,
-    tag: u64,
-    canonical: bool,
-    /// Whether copies to the output should bypass the caches.
-    streams: bool,
-    keep: Option<Owner>,
+/// Memory that is kept between the operations of a slot.
+#[derive(Debug, Default)]
+pub(crate) struct Spare {
+    /// The last bound plan. Most programs make the same call again.
+    binding: Option<Box<Binding>>,
     instances: Vec<Instance>,
-    /// Whether adapters may have written bytes that the GPU does not see yet.
-    unflushed: bool,
-    /// Greatest number of instances, and therefore the distance between the segments of one instance.
-    stride: usize,
-    /// Number of instances that have segments left.
-    running: usize,
 }
 
-// SAFETY: the raw pointers name the caller's buffers. By the contract of the posting functions these stay valid and
-// otherwise untouched while the operation runs, whichever thread drives it.
-unsafe impl Send for Operation {}
+/// A job that runs.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    bound: Bound,
+    instances: Vec<Instance>,
+    /// Number of instances that have segments left.
+    running: usize,
+    /// Whether adapters may have written bytes that the GPU does not see yet.
+    unflushed: bool,
+    lent: Lent,
+}
 
-impl Operation {
-    pub(crate) fn new(slot: u16) -> Self {
-        Self {
-            slot,
-            generation: 0,
-            binding: None,
-            buffers: Buffers { input: std::ptr::null_mut(), output: std::ptr::null_mut() },
-            gpus: GpuBuffers::default(),
-            data_type: DataType::U8,
-            combine: combine_nothing,
-            premultiply: None,
-            divide_by: None,
-            channel_base: 0,
-            area_base: 0,
-            window: 1,
-            tag: 0,
-            canonical: false,
-            streams: false,
-            keep: None,
-            instances: Vec::new(),
-            unflushed: false,
-            stride: 1,
-            running: 0,
-        }
-    }
+/// The part of an operation that does not change while it runs.
+#[derive(Debug)]
+struct Bound {
+    position: Position,
+    binding: Box<Binding>,
+    buffers: Buffers,
+    gpus: GpuBuffers,
+    arithmetic: Arithmetic,
+    /// Distance between the channels, and between the segments on a channel. It is the same on all ranks, while the
+    /// number of segments need not be.
+    window: u16,
+    /// Greatest number of instances, and therefore the distance between the segments of one instance.
+    stride: usize,
+    tag: u64,
+    /// Whether copies to the output should bypass the caches.
+    streams: bool,
+}
 
-    pub(crate) fn generation(&self) -> u16 {
-        self.generation
+/// The slot, channels and stage areas of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Position {
+    pub(crate) slot: u16,
+    pub(crate) generation: u16,
+    /// First transport channel that the operation may use.
+    pub(crate) channel_base: u16,
+    /// First area of the stage that the operation may use.
+    pub(crate) area_base: u16,
+}
+
+// SAFETY: the raw pointers name the caller's buffers and the scratch. By the contract of the posting functions these stay
+// valid and otherwise untouched while the operation runs, whichever thread drives it; between operations, nothing uses
+// the pointers.
+unsafe impl Send for Instance {}
+
+impl Spare {
+    /// Binds the plan of a job, unless the last operation had the same.
+    ///
+    /// # Errors
+    /// If the plan cannot run on this rank's stage.
+    pub(crate) fn bind(&mut self, job: &Job, links: &Links) -> Result<Box<Binding>, Error> {
+        let Job { plan, shape, segment_elements, arithmetic, .. } = job;
+        let (element_bytes, bounced) = (arithmetic.element_bytes(), bounce::bounced(job));
+        let binding = match self.binding.take() {
+            Some(kept) if kept.serves(plan, shape, *segment_elements, element_bytes, bounced) => kept,
+            _ => {
+                let (plan, shape) = (Arc::clone(plan), shape.clone());
+                let binding = Binding::new(plan, shape, *segment_elements, element_bytes, bounced);
+                staged::check(&binding, links)?;
+                Box::new(binding)
+            }
+        };
+        staged::check_window(&binding, job.window)?;
+        Ok(binding)
     }
 
     /// Returns the bytes of staging held.
     pub(crate) fn staging_bytes(&self) -> usize {
-        self.instances.iter().map(|i| i.scratch.bytes()).sum()
+        staging_bytes(&self.instances)
+    }
+}
+
+fn staging_bytes(instances: &[Instance]) -> usize {
+    instances.iter().map(|instance| instance.scratch.bytes()).sum()
+}
+
+impl Operation {
+    /// Makes an operation of a job whose plan was bound. It takes the memory in `spare`.
+    pub(crate) fn new(job: Job, binding: Box<Binding>, spare: &mut Spare, position: Position) -> Self {
+        let Job { buffers, gpus, arithmetic, tag, lent, .. } = job;
+        let window = job.window.max(1) as u16;
+        let stride = instance::most(&binding, window, gpus.any());
+        let running = binding.layout.segments().min(stride);
+        let streams = staged::streams(&binding);
+        let bound = Bound { position, binding, buffers, gpus, arithmetic, window, stride, tag, streams };
+        Self { bound, instances: mem::take(&mut spare.instances), running, unflushed: false, lent }
     }
 
-    /// Takes the next generation for an operation that is carried out elsewhere, and keeps its buffers.
-    pub(crate) fn stand_in(&mut self, keep: Option<Owner>) -> u16 {
-        self.keep = keep;
-        self.generation = self.generation.wrapping_add(1);
-        self.generation
+    /// Ends an operation. Returns the memory for the next one.
+    pub(crate) fn end(self) -> Spare {
+        Spare { binding: Some(self.bound.binding), instances: self.instances }
     }
 
-    pub(crate) fn take_keep(&mut self) -> Option<Owner> {
-        self.keep.take()
+    /// Returns the host memory that the operation works on.
+    pub(crate) fn lent(&self) -> Lent {
+        self.lent
     }
 
-    /// Starts a job and advances it as far as possible. Returns whether it is already done.
+    /// Returns the bytes of staging held.
+    pub(crate) fn staging_bytes(&self) -> usize {
+        staging_bytes(&self.instances)
+    }
+
+    /// Begins the first segments, and advances them as far as possible.
     ///
     /// # Safety
     /// The buffers of the job are valid for its shape until the operation is done or the links have been aborted.
-    pub(crate) unsafe fn start(
-        &mut self,
-        job: Job,
-        links: &mut Links,
-        copies: &mut CopyQueues,
-    ) -> Result<bool, Error> {
-        let element_bytes = job.data_type.size();
-        let bounced = bounce::bounced(&job);
-        let reusable = self
-            .binding
-            .as_ref()
-            .is_some_and(|b| b.serves(&job.plan, &job.shape, job.segment_elements, element_bytes, bounced));
-        if !reusable {
-            let binding = Binding::new(job.plan, job.shape, job.segment_elements, element_bytes, bounced);
-            staged::check(&binding, links)?;
-            self.streams = staged::streams(&binding);
-            self.binding = Some(binding);
-        }
-        self.generation = self.generation.wrapping_add(1);
-        self.buffers = job.buffers;
-        self.gpus = job.gpus;
-        self.data_type = job.data_type;
-        self.combine = job.combine;
-        self.premultiply = job.premultiply;
-        self.divide_by = job.divide_by;
-        self.channel_base = job.channel_base;
-        self.area_base = job.area_base;
-        self.canonical = job.canonical;
-        self.tag = job.tag;
-        self.keep = job.keep;
-        self.unflushed = false;
-        let Some(binding) = &self.binding else { unreachable!("set above") };
-        // The stride of sub-channels must be the same on all ranks, while the number of segments need not be.
-        self.window = job.window.max(1) as u16;
-        staged::check_window(binding, job.window)?;
-        let gpu = self.gpus.any();
-        self.stride = instance::most(binding, self.window, gpu);
-        self.running = binding.layout.segments().min(self.stride);
-        instance::prepare(&mut self.instances, binding, self.running, self.combine, gpu)?;
+    pub(crate) unsafe fn begin(&mut self, io: &mut Io) -> Result<(), Error> {
+        let Bound { binding, gpus, .. } = &self.bound;
+        instance::prepare(&mut self.instances, binding, self.running, gpus.any())?;
         for index in 0..self.running as u16 {
-            self.begin_segment(index, index as usize, copies)?;
-            self.run_instance(index, links, copies)?;
+            self.begin_segment(index, index as usize, &mut io.copies)?;
+            self.run_instance(index, io)?;
         }
-        Ok(self.running == 0)
+        Ok(())
     }
 
-    /// Handles the completion of a posted message. Returns whether the operation is done.
-    pub(crate) fn completed(
-        &mut self,
-        name: Name,
-        links: &mut Links,
-        copies: &mut CopyQueues,
-    ) -> Result<bool, Error> {
+    /// Handles the completion of a posted message.
+    pub(crate) fn completed(&mut self, name: Name, io: &mut Io) -> Result<(), Error> {
         let lane = &mut self.instances[name.instance as usize].lanes[name.lane as usize];
         match name.kind {
             Kind::Send => lane.sends_pending -= 1,
             Kind::Recv => {
-                lane.receiving = false;
-                lane.cursor += 1;
+                lane.end_step();
                 self.unflushed = true;
             }
         }
-        self.run_instance(u16::from(name.instance), links, copies)?;
-        Ok(self.running == 0)
+        self.run_instance(u16::from(name.instance), io)?;
+        Ok(())
     }
 
-    /// Handles the end of a copy that is a step. Returns whether the operation is done.
-    pub(crate) fn step_copied(
-        &mut self,
-        instance: u8,
-        lane: u16,
-        links: &mut Links,
-        copies: &mut CopyQueues,
-    ) -> Result<bool, Error> {
-        let state = &mut self.instances[instance as usize].lanes[lane as usize];
-        state.receiving = false;
-        state.cursor += 1;
-        self.run_instance(u16::from(instance), links, copies)?;
-        Ok(self.running == 0)
-    }
-
-    /// Handles the end of the copies of an instance. Returns whether the operation is done.
-    pub(crate) fn copied(
-        &mut self,
-        instance: u8,
-        links: &mut Links,
-        copies: &mut CopyQueues,
-    ) -> Result<bool, Error> {
+    /// Handles the end of copies: a step of a lane, or all that fill or empty the bounce buffers of an instance.
+    pub(crate) fn copied(&mut self, instance: u8, lane: Option<u16>, io: &mut Io) -> Result<(), Error> {
         let index = u16::from(instance);
-        match self.instances[index as usize].phase {
-            Phase::Loading => self.loaded(index),
-            Phase::Storing => self.instances[index as usize].phase = Phase::Over,
-            Phase::Idle | Phase::Running | Phase::Over => return Ok(false),
+        let instance = &mut self.instances[index as usize];
+        match (lane, instance.phase) {
+            (Some(lane), _) => instance.lanes[lane as usize].end_step(),
+            (None, Phase::Loading) => self.loaded(index),
+            (None, Phase::Storing) => instance.phase = Phase::Over,
+            (None, Phase::Idle | Phase::Running | Phase::Over) => return Ok(()),
         }
-        self.run_instance(index, links, copies)?;
-        Ok(self.running == 0)
+        self.run_instance(index, io)?;
+        Ok(())
+    }
+
+    /// Returns whether all segments are over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.running == 0
     }
 
     /// Returns whether the operation uses the stage.
     pub(crate) fn uses_stage(&self) -> bool {
-        self.binding.as_ref().is_some_and(|binding| binding.plan.stage.is_some())
+        self.bound.binding.plan.stage.is_some()
     }
 
     /// Returns whether the operation has no messages.
     pub(crate) fn is_silent(&self) -> bool {
-        self.binding.as_ref().is_some_and(|binding| binding.plan.channels == 0)
+        self.bound.binding.plan.channels == 0
     }
 
-    /// Returns the area of the stage that a segment uses.
-    fn area(&self, segment: usize) -> u16 {
-        self.area_base + (segment % self.window as usize) as u16
-    }
-
-    /// Advances segments that waited for the stage and need not wait any more. Returns whether there were any, and
-    /// whether the operation is done.
-    pub(crate) fn look_at_stage(
-        &mut self,
-        links: &mut Links,
-        copies: &mut CopyQueues,
-    ) -> Result<(bool, bool), Error> {
+    /// Advances segments that waited for the stage and need not wait any more. Returns whether there were any.
+    pub(crate) fn look_at_stage(&mut self, io: &mut Io) -> Result<bool, Error> {
         let mut moved = false;
         for index in 0..self.instances.len() as u16 {
             let Instance { awaited: Some(awaited), segment, .. } = self.instances[index as usize] else {
                 continue;
             };
-            let Some(stage) = links.stage_mut() else { continue };
-            let area = self.area(segment);
+            let Some(stage) = io.links.stage_mut() else { continue };
+            let area = self.bound.area(segment);
             let answer = match awaited {
                 Awaited::Room(len) => stage.is_free(area, len),
                 Awaited::Payloads(needs) => stage.has_published(area, needs),
             };
-            if answer.map_err(|found| staged::mismatch(stage, self.tag, found))? {
+            if answer.map_err(|found| staged::mismatch(stage, self.bound.tag, found))? {
                 moved = true;
-                self.run_instance(index, links, copies)?;
+                self.run_instance(index, io)?;
             }
         }
-        Ok((moved, self.running == 0))
+        Ok(moved)
     }
 
     /// Advances one instance until it blocks: its current segment, then its next one, and so on.
-    fn run_instance(&mut self, index: u16, links: &mut Links, copies: &mut CopyQueues) -> Result<(), Error> {
+    fn run_instance(&mut self, index: u16, io: &mut Io) -> Result<(), Error> {
         loop {
             match self.instances[index as usize].phase {
                 Phase::Idle | Phase::Loading | Phase::Storing => return Ok(()),
                 Phase::Running => {
-                    if !self.run_lanes(index, links, copies)? {
+                    if !self.run_lanes(index, io)? {
                         return Ok(());
                     }
-                    self.end_segment(index, copies)?;
+                    self.end_segment(index, &mut io.copies)?;
                 }
                 Phase::Over => {
-                    let next = self.instances[index as usize].segment + self.stride;
-                    if self.binding.as_ref().is_none_or(|b| next >= b.layout.segments()) {
+                    let next = self.instances[index as usize].segment + self.bound.stride;
+                    if next >= self.bound.binding.layout.segments() {
                         self.instances[index as usize].phase = Phase::Idle;
                         self.running -= 1;
-                        return if self.running == 0 { self.flush(copies) } else { Ok(()) };
+                        return if self.running == 0 { self.flush(&mut io.copies) } else { Ok(()) };
                     }
-                    self.begin_segment(index, next, copies)?;
+                    self.begin_segment(index, next, &mut io.copies)?;
                 }
             }
         }
@@ -295,7 +266,7 @@ impl Operation {
         let instance = &mut self.instances[index as usize];
         instance.begin(segment);
         instance.phase = Phase::Loading;
-        if !self.load(index, copies)? {
+        if !self.bound.load(index, instance, copies)? {
             self.loaded(index);
         }
         Ok(())
@@ -303,30 +274,47 @@ impl Operation {
 
     /// Lets the lanes of a segment run, since its data is there.
     fn loaded(&mut self, index: u16) {
-        self.instances[index as usize].phase = Phase::Running;
-        if let Some(factor) = self.premultiply {
-            self.premultiply(index, factor);
+        let instance = &mut self.instances[index as usize];
+        instance.phase = Phase::Running;
+        if let Some(factor) = self.bound.arithmetic.factor {
+            self.bound.premultiply(instance, factor);
         }
     }
 
     /// Ends a segment whose lanes are all done, and stores its results if they belong on a GPU.
     fn end_segment(&mut self, index: u16, copies: &mut CopyQueues) -> Result<(), Error> {
-        if let Some(by) = self.divide_by {
-            self.divide(index, by);
+        let instance = &mut self.instances[index as usize];
+        if self.bound.arithmetic.divisor.is_some() {
+            self.bound.divide(instance);
         }
-        let is_storing = self.store(index, copies)?;
-        self.instances[index as usize].phase = if is_storing { Phase::Storing } else { Phase::Over };
+        let is_storing = self.bound.store(index, instance, copies)?;
+        instance.phase = if is_storing { Phase::Storing } else { Phase::Over };
         Ok(())
+    }
+}
+
+impl Bound {
+    /// Returns the place of a segment among those in flight, which is that of its channels and of its area.
+    fn sub_channel(&self, segment: usize) -> u16 {
+        (segment % self.window as usize) as u16
+    }
+
+    /// Returns the area of the stage that a segment uses.
+    fn area(&self, segment: usize) -> u16 {
+        self.position.area_base + self.sub_channel(segment)
+    }
+
+    /// Appends the memory of blocks to an instance's pieces.
+    fn place(&self, blocks: Blocks, instance: &mut Instance) {
+        let Instance { segment, scratch, pieces, .. } = instance;
+        self.binding.pieces(blocks, *segment, self.buffers, scratch.ptr(), pieces);
     }
 
     /// Divides a segment's output by the divisor of Avg.
-    fn divide(&self, index: u16, by: u32) {
-        let Some(binding) = &self.binding else { unreachable!("an instance runs a bound plan") };
-        let (data_type, size) = (self.data_type, binding.element_bytes);
-        let instance = &self.instances[index as usize];
-        binding.each_output(instance.segment, self.buffers, instance.scratch.ptr(), |at, bytes| {
-            // SAFETY: the output is valid (see `start`), and all messages of this segment are done.
-            unsafe { divide(data_type, at, bytes / size, by) };
+    fn divide(&self, instance: &Instance) {
+        self.binding.each_output(instance.segment, self.buffers, instance.scratch.ptr(), |at, bytes| {
+            // SAFETY: the output is valid (see `Operation::begin`), and all messages of this segment are done.
+            unsafe { self.arithmetic.divide(at, bytes) };
         });
     }
 }

@@ -17,9 +17,10 @@ use kolo_transport::shm::STREAMING_BYTES;
 use kolo_transport::{Awaited, Error, ErrorKind, Needs, Piece, Stage, StageMismatch};
 
 use super::super::links::Links;
-use super::super::memory::{Binding, Buffers};
+use super::super::memory::Binding;
 use super::super::{GROUPS, STAGE_SEGMENTS};
-use crate::reduce::{Combine, Folding};
+use super::Bound;
+use super::instance::Instance;
 
 const PAGE: usize = 4096;
 
@@ -31,30 +32,24 @@ const LINES: usize = 128;
 
 /// One segment of an operation, as its steps on the stage need it.
 pub(super) struct Staged<'a> {
-    pub(super) binding: &'a Binding,
+    pub(super) bound: &'a Bound,
     pub(super) stage: &'a mut dyn Stage,
     pub(super) area: u16,
-    pub(super) segment: usize,
-    /// Number of rounds that this rank has published in this segment.
-    pub(super) round: &'a mut u16,
-    pub(super) awaited: &'a mut Option<Awaited>,
-    pub(super) buffers: Buffers,
-    pub(super) scratch: *mut u8,
-    pub(super) tag: u64,
+    pub(super) instance: &'a mut Instance,
 }
 
 impl Staged<'_> {
     /// Publishes the next round. Returns whether there was room.
     ///
     /// # Safety
-    /// The sources are valid; see `Operation::start`.
+    /// The sources are valid; see `Operation::begin`.
     pub(super) unsafe fn publish(
         &mut self,
         src: [Option<Blocks>; 2],
         except: Option<Blocks>,
-        pieces: &mut Vec<Piece>,
     ) -> Result<bool, Error> {
-        let payload = self.payload_of(usize::from(*self.round), self.stage.member());
+        let round = self.instance.round;
+        let payload = self.payload_of(usize::from(round), self.stage.member());
         let len = self.bytes(&payload);
         let is_free = self.stage.is_free(self.area, len);
         if !self.heard(is_free, Awaited::Room(len))? {
@@ -69,27 +64,27 @@ impl Staged<'_> {
                     debug_assert!(payload.run_of(first, count) == Some(index), "in its own run");
                     let src = Blocks::range(src.space, src.first + (first - run.first), count);
                     // SAFETY: the blocks have equal lengths on both sides, by the checker, so they end within the slot.
-                    unsafe { self.copy_in(src, slot.wrapping_add(at), pieces) };
+                    unsafe { self.copy_in(src, slot.wrapping_add(at)) };
                 }
             }
         }
-        let digest = (self.segment as u64) << 16 | u64::from(*self.round);
-        self.stage.publish(self.area, self.tag, digest, len);
-        *self.round += 1;
+        let digest = (self.instance.segment as u64) << 16 | u64::from(round);
+        self.stage.publish(self.area, self.bound.tag, digest, len);
+        self.instance.round += 1;
         Ok(true)
     }
 
     /// # Safety
     /// As [`Self::publish`], and there is room.
-    unsafe fn copy_in(&mut self, src: Blocks, mut to: *mut u8, pieces: &mut Vec<Piece>) {
-        let from = pieces.len();
-        self.binding.pieces(src, self.segment, self.buffers, self.scratch, pieces);
-        for piece in &pieces[from..] {
+    unsafe fn copy_in(&mut self, src: Blocks, mut to: *mut u8) {
+        let from = self.instance.pieces.len();
+        self.bound.place(src, self.instance);
+        for piece in &self.instance.pieces[from..] {
             // SAFETY: the caller's promise.
             unsafe { self.stage.copier().copy(piece.ptr, to, piece.len) };
             to = to.wrapping_add(piece.len);
         }
-        pieces.truncate(from);
+        self.instance.pieces.truncate(from);
     }
 
     /// Returns whether these members have published the current round.
@@ -102,7 +97,7 @@ impl Staged<'_> {
     /// Returns the memory of blocks that a member has published in the current round.
     pub(super) fn shown(&self, member: u16, first: u32, count: u32) -> Result<Piece, Error> {
         let member = usize::from(member);
-        let payload = self.payload_of(usize::from(*self.round).wrapping_sub(1), member);
+        let payload = self.payload_of(usize::from(self.instance.round).wrapping_sub(1), member);
         let Some((at, len)) = self.place(&payload, first, count) else {
             let detail = format!("blocks {first}+{count} are not in the payload of member {member}");
             return Err(Error::new(ErrorKind::Usage, "engine", None, detail));
@@ -117,19 +112,17 @@ impl Staged<'_> {
     /// Reduces these blocks, as these members have published them, into `dst`.
     ///
     /// # Safety
-    /// `own` and `dst` are valid, each of them in one piece; see `Operation::start`.
+    /// `own` and `dst` are valid, each of them in one piece; see `Operation::begin`.
     pub(super) unsafe fn fold(
-        &self,
+        &mut self,
         of: Members,
         (first, count): (u32, u32),
         own: Option<*const u8>,
         dst: Piece,
-        (combine, canonical): (Combine, bool),
-        kit: &mut Kit,
     ) -> Result<(), Error> {
         let me = self.stage.member();
         let of = of.range(self.stage.members().len());
-        kit.operands.clear();
+        self.instance.fold_buffers.operands.clear();
         for member in of {
             let operand = match own {
                 Some(own) if member == me => own,
@@ -139,11 +132,10 @@ impl Staged<'_> {
                     shown.ptr.cast_const()
                 }
             };
-            kit.operands.push(operand);
+            self.instance.fold_buffers.operands.push(operand);
         }
-        let element_bytes = self.binding.element_bytes;
-        let how = Folding { combine, element_bytes, canonical, scratch: &kit.scratch };
-        let operands = &kit.operands;
+        let FoldBuffers { operands, scratch } = &self.instance.fold_buffers;
+        let how = self.bound.arithmetic.folding(scratch);
         // SAFETY: all operands have the same length, and none is `dst` except possibly one of the first two, by the
         // checker. Payloads stay until this rank publishes again.
         unsafe { how.fold(dst.ptr, dst.len, operands.len(), |index| operands[index]) };
@@ -151,30 +143,30 @@ impl Staged<'_> {
     }
 
     fn payload_of(&self, round: usize, member: usize) -> Payload {
-        let Some(stage) = &self.binding.plan.stage else { return Payload::PRESENCE };
+        let Some(stage) = &self.bound.binding.plan.stage else { return Payload::PRESENCE };
         stage.rounds.get(round).map_or(Payload::PRESENCE, |round| round[member])
     }
 
     /// Returns offset and length of blocks in a payload, in bytes.
     fn place(&self, payload: &Payload, first: u32, count: u32) -> Option<(usize, usize)> {
-        let (stage, layout) = (self.binding.plan.stage.as_ref()?, &self.binding.layout);
-        let place = stage.place(layout, payload, (first, count), self.segment)?;
-        let size = self.binding.element_bytes;
+        let (stage, layout) = (self.bound.binding.plan.stage.as_ref()?, &self.bound.binding.layout);
+        let place = stage.place(layout, payload, (first, count), self.instance.segment)?;
+        let size = self.bound.binding.element_bytes;
         let run_at = match (place.run, payload.runs[0]) {
-            (1, Some(run)) => second_at(stage.run_elements(layout, run, self.segment) * size),
+            (1, Some(run)) => second_at(stage.run_elements(layout, run, self.instance.segment) * size),
             _ => 0,
         };
         Some((run_at + place.offset * size, place.len * size))
     }
 
     fn bytes(&self, payload: &Payload) -> usize {
-        payload_bytes(self.binding, payload, self.segment)
+        payload_bytes(&self.bound.binding, payload, self.instance.segment)
     }
 
     /// Handles the stage's answer for this segment.
     fn heard(&mut self, answer: Result<bool, StageMismatch>, awaited: Awaited) -> Result<bool, Error> {
-        let is_there = answer.map_err(|found| mismatch(self.stage, self.tag, found))?;
-        *self.awaited = (!is_there).then_some(awaited);
+        let is_there = answer.map_err(|found| mismatch(self.stage, self.bound.tag, found))?;
+        self.instance.awaited = (!is_there).then_some(awaited);
         Ok(is_there)
     }
 }
@@ -190,7 +182,7 @@ pub(crate) const fn needs(of: Members) -> Needs {
 
 /// Memory that folding reuses.
 #[derive(Debug, Default)]
-pub(super) struct Kit {
+pub(super) struct FoldBuffers {
     operands: Vec<*const u8>,
     scratch: RefCell<Vec<u8>>,
 }

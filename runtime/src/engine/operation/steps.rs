@@ -6,20 +6,18 @@ use kolo_collectives::plan::{Action, Blocks, Channel as PlanChannel, Space, Step
 use kolo_collectives::stage::Members;
 use kolo_transport::{Channel, Consumer, Error, ErrorKind, OnMisfit, Piece, Posted, Sink, Token};
 
-use super::super::copies::CopyQueues;
+use super::super::Io;
 use super::super::links::Links;
 use super::super::local::{self, Reducer};
-use super::super::memory::{Binding, Buffers};
 use super::super::token::{Kind, Name};
-use super::Operation;
 use super::instance::Instance;
 use super::staged::{Staged, member_of};
 use super::waiting::source;
+use super::{Bound, Operation, Position};
 use crate::call::AdapterAccess;
-use crate::reduce::Combine;
 
 /// State of a step after it was run.
-enum Stood {
+enum StepState {
     /// The step is over.
     Done,
     /// A completion will end the step.
@@ -28,7 +26,7 @@ enum Stood {
     Waits,
 }
 
-impl From<Posted> for Stood {
+impl From<Posted> for StepState {
     fn from(posted: Posted) -> Self {
         match posted {
             Posted::Done => Self::Done,
@@ -39,18 +37,13 @@ impl From<Posted> for Stood {
 
 impl Operation {
     /// Advances all lanes as far as possible. Returns whether the segment is done.
-    pub(super) fn run_lanes(
-        &mut self,
-        index: u16,
-        links: &mut Links,
-        copies: &mut CopyQueues,
-    ) -> Result<bool, Error> {
+    pub(super) fn run_lanes(&mut self, index: u16, io: &mut Io) -> Result<bool, Error> {
         let lanes = self.instances[index as usize].lanes.len();
         loop {
             let (mut moved, mut done) = (false, true);
             for lane in 0..lanes {
                 let before = self.instances[index as usize].lanes[lane].cursor;
-                done &= self.run_lane(index, lane, links, copies)?;
+                done &= self.run_lane(index, lane, io)?;
                 moved |= self.instances[index as usize].lanes[lane].cursor != before;
             }
             // A lane that moved may have unblocked another one; a single lane has no other.
@@ -61,88 +54,52 @@ impl Operation {
     }
 
     /// Advances one lane as far as possible. Returns whether it is done, sends included.
-    fn run_lane(
-        &mut self,
-        index: u16,
-        lane: usize,
-        links: &mut Links,
-        copies: &mut CopyQueues,
-    ) -> Result<bool, Error> {
-        let Some(binding) = &self.binding else { return Ok(true) };
-        let steps = &binding.plan.lanes[lane];
-        let instance = &mut self.instances[index as usize];
-        let mut at = At {
-            binding,
-            sub_channel: (instance.segment % self.window as usize) as u16,
-            segment: instance.segment,
-            scratch: instance.scratch.ptr(),
-            instance,
-            links,
-            lane,
-            name: Name {
-                slot: self.slot,
-                generation: self.generation,
-                instance: index as u8,
-                lane: lane as u16,
-                kind: Kind::Send,
-            },
-            buffers: self.buffers,
-            channel_base: self.channel_base,
-            area_base: self.area_base,
-            window: self.window,
-            tag: self.tag,
-            reducing: (self.combine, self.canonical),
-            streams: self.streams,
-        };
+    fn run_lane(&mut self, index: u16, lane: usize, io: &mut Io) -> Result<bool, Error> {
+        let (bound, instance) = (&self.bound, &mut self.instances[index as usize]);
+        let steps = &bound.binding.plan.lanes[lane];
+        let sub_channel = bound.sub_channel(instance.segment);
+        let mut run = LaneRun { bound, instance, links: &mut io.links, index, lane, sub_channel };
         loop {
-            let Some(step) = steps.get(at.instance.lanes[lane].cursor as usize) else {
-                return Ok(at.instance.lanes[lane].sends_pending == 0);
+            let Some(step) = steps.get(run.instance.lanes[lane].cursor as usize) else {
+                return Ok(run.instance.lanes[lane].sends_pending == 0);
             };
-            if !at.may_run(step) {
+            if !run.may_run(step) {
                 return Ok(false);
             }
             if let Action::Copy { src, dst } = step.action
-                && self.gpus.access != AdapterAccess::Staged
+                && bound.gpus.access != AdapterAccess::Staged
                 && !(src.space == Space::Scratch && dst.space == Space::Scratch)
             {
-                let (src, dst) = (at.place(src)?, at.place(dst)?);
-                let parts = local::parts(&at.instance.pieces[src], &at.instance.pieces[dst]);
-                return self.start_step(index, lane, parts, copies).map(|()| false);
+                let (src, dst) = (run.place(src)?, run.place(dst)?);
+                let parts = local::parts(&run.instance.pieces[src], &run.instance.pieces[dst]);
+                return self.start_step(index, lane, parts, &mut io.copies).map(|()| false);
             }
-            let stood = at.run(&step.action)?;
+            let state = run.run(&step.action)?;
             self.unflushed |= source(&step.action).is_some();
-            match stood {
-                Stood::Done => at.instance.lanes[lane].cursor += 1,
-                Stood::Pending => {
-                    at.instance.lanes[lane].receiving = true;
+            match state {
+                StepState::Done => run.instance.lanes[lane].cursor += 1,
+                StepState::Pending => {
+                    run.instance.lanes[lane].receiving = true;
                     return Ok(false);
                 }
-                Stood::Waits => return Ok(false),
+                StepState::Waits => return Ok(false),
             }
         }
     }
 }
 
 /// A lane of a segment, with everything that its steps need.
-struct At<'a> {
-    binding: &'a Binding,
+struct LaneRun<'a> {
+    bound: &'a Bound,
     instance: &'a mut Instance,
     links: &'a mut Links,
+    /// Number of the instance.
+    index: u16,
     lane: usize,
-    segment: usize,
-    scratch: *mut u8,
     sub_channel: u16,
-    name: Name,
-    buffers: Buffers,
-    channel_base: u16,
-    area_base: u16,
-    window: u16,
-    tag: u64,
-    reducing: (Combine, bool),
-    streams: bool,
 }
 
-impl At<'_> {
+impl LaneRun<'_> {
     /// Returns whether nothing holds a step back.
     fn may_run(&self, step: &Step) -> bool {
         let lanes = &self.instance.lanes;
@@ -152,7 +109,7 @@ impl At<'_> {
         !is_held && !step.after.is_some_and(comes_after)
     }
 
-    fn run(&mut self, action: &Action) -> Result<Stood, Error> {
+    fn run(&mut self, action: &Action) -> Result<StepState, Error> {
         match *action {
             Action::Send { to, src } => self.send(to, src),
             Action::Signal { to } => self.post_send(to, 0..0),
@@ -173,10 +130,7 @@ impl At<'_> {
     fn place(&mut self, blocks: Blocks) -> Result<Range<usize>, Error> {
         let from = self.instance.pieces.len();
         match member_of(blocks) {
-            None => {
-                let pieces = &mut self.instance.pieces;
-                self.binding.pieces(blocks, self.segment, self.buffers, self.scratch, pieces);
-            }
+            None => self.bound.place(blocks, self.instance),
             Some(member) => {
                 let shown = self.staged()?.shown(member, blocks.first, blocks.count)?;
                 self.instance.pieces.extend((shown.len > 0).then_some(shown));
@@ -186,66 +140,74 @@ impl At<'_> {
     }
 
     fn channel(&self, on: PlanChannel) -> Channel {
-        Channel { peer: on.peer, index: self.channel_base + on.index * self.window + self.sub_channel }
+        let first = self.bound.position.channel_base + on.index * self.bound.window;
+        Channel { peer: on.peer, index: first + self.sub_channel }
     }
 
     fn token(&self, kind: Kind) -> Token {
-        Name { kind, ..self.name }.token()
+        let Position { slot, generation, .. } = self.bound.position;
+        Name { slot, generation, instance: self.index as u8, lane: self.lane as u16, kind }.token()
     }
 
-    fn send(&mut self, to: PlanChannel, src: Blocks) -> Result<Stood, Error> {
+    fn send(&mut self, to: PlanChannel, src: Blocks) -> Result<StepState, Error> {
         let src = self.place(src)?;
-        if src.is_empty() { Ok(Stood::Done) } else { self.post_send(to, src) }
+        if src.is_empty() { Ok(StepState::Done) } else { self.post_send(to, src) }
     }
 
-    fn post_send(&mut self, to: PlanChannel, src: Range<usize>) -> Result<Stood, Error> {
+    fn post_send(&mut self, to: PlanChannel, src: Range<usize>) -> Result<StepState, Error> {
         let (channel, token) = (self.channel(to), self.token(Kind::Send));
         let src = &self.instance.pieces[src];
-        // SAFETY: rule 1 keeps the pieces, `start` the buffers, rule 3 the scratch, and the stage keeps its payloads
+        // SAFETY: rule 1 keeps the pieces, `begin` the buffers, rule 3 the scratch, and the stage keeps its payloads
         // until the next publication. The plan's fences keep all of them unwritten (proved by the checker).
-        let posted = unsafe { self.links.post_send(channel, self.tag, src, token) }?;
+        let posted =
+            unsafe { self.links.endpoint(channel.peer)?.post_send(channel, self.bound.tag, src, token) }?;
         self.instance.lanes[self.lane].sends_pending += u32::from(posted == Posted::Pending);
-        Ok(Stood::Done)
+        Ok(StepState::Done)
     }
 
-    fn recv(&mut self, from: PlanChannel, dst: Blocks) -> Result<Stood, Error> {
+    fn recv(&mut self, from: PlanChannel, dst: Blocks) -> Result<StepState, Error> {
         let dst = self.place(dst)?;
-        if dst.is_empty() { Ok(Stood::Done) } else { self.post_recv(from, dst) }
+        if dst.is_empty() { Ok(StepState::Done) } else { self.post_recv(from, dst) }
     }
 
-    fn post_recv(&mut self, from: PlanChannel, dst: Range<usize>) -> Result<Stood, Error> {
+    fn post_recv(&mut self, from: PlanChannel, dst: Range<usize>) -> Result<StepState, Error> {
         let (channel, token) = (self.channel(from), self.token(Kind::Recv));
         let sink = Sink::Place(&self.instance.pieces[dst]);
         // SAFETY: as for sends; nothing else touches the destination (proved by the checker).
-        Ok(unsafe { self.links.post_recv(channel, self.tag, sink, OnMisfit::Fail, token) }?.into())
+        Ok(unsafe {
+            self.links.endpoint(channel.peer)?.post_recv(channel, self.bound.tag, sink, OnMisfit::Fail, token)
+        }?
+        .into())
     }
 
-    fn recv_reduce(&mut self, from: PlanChannel, with: Blocks, dst: Blocks) -> Result<Stood, Error> {
+    fn recv_reduce(&mut self, from: PlanChannel, with: Blocks, dst: Blocks) -> Result<StepState, Error> {
         let (with, dst) = (self.place(with)?, self.place(dst)?);
         let (channel, token) = (self.channel(from), self.token(Kind::Recv));
         let pieces = &self.instance.pieces;
         let (with, dst) = (&pieces[with], &pieces[dst]);
         let len = dst.iter().map(|piece| piece.len).sum();
         if len == 0 {
-            return Ok(Stood::Done);
+            return Ok(StepState::Done);
         }
-        let context = self.instance.lanes[self.lane].reducer.get();
+        let Bound { arithmetic, binding, .. } = self.bound;
+        let reducer = Reducer::new(arithmetic.combine, binding.element_bytes, with, dst);
+        let context: *mut Reducer = self.instance.lanes[self.lane].reducer.get().cast();
         // SAFETY: rule 2: no receive of this lane is posted, so nothing else uses the reducer.
-        let reducer = unsafe { &mut *context };
-        reducer.start(self.reducing.0, self.binding.element_bytes, with, dst);
+        unsafe { context.write(reducer) };
         let consumer = Consumer { call: Reducer::consume, context: context.cast() };
-        // SAFETY: rules 1 and 2, and `start`.
+        let sink = Sink::Consume { len, consumer };
+        // SAFETY: rules 1 and 2, and `begin`.
         Ok(unsafe {
-            self.links.post_recv(channel, self.tag, Sink::Consume { len, consumer }, OnMisfit::Fail, token)
+            self.links.endpoint(channel.peer)?.post_recv(channel, self.bound.tag, sink, OnMisfit::Fail, token)
         }?
         .into())
     }
 
-    fn copy(&mut self, src: Blocks, dst: Blocks) -> Result<Stood, Error> {
-        let streams = self.streams && dst.space == Space::Output;
+    fn copy(&mut self, src: Blocks, dst: Blocks) -> Result<StepState, Error> {
+        let streams = self.bound.streams && dst.space == Space::Output;
         let (src, dst) = (self.place(src)?, self.place(dst)?);
         let (src, dst) = (&self.instance.pieces[src], &self.instance.pieces[dst]);
-        // SAFETY: valid by `start`; the checker proves that they do not overlap.
+        // SAFETY: valid by `begin`; the checker proves that they do not overlap.
         unsafe {
             if streams {
                 local::copy_past_caches(src, dst);
@@ -253,29 +215,26 @@ impl At<'_> {
                 local::copy(src, dst);
             }
         }
-        Ok(Stood::Done)
+        Ok(StepState::Done)
     }
 
-    fn reduce(&mut self, a: Blocks, b: Blocks, dst: Blocks) -> Result<Stood, Error> {
+    fn reduce(&mut self, a: Blocks, b: Blocks, dst: Blocks) -> Result<StepState, Error> {
         let (a, b, dst) = (self.place(a)?, self.place(b)?, self.place(dst)?);
         let pieces = &self.instance.pieces;
-        let size = self.binding.element_bytes;
+        let (combine, size) = (self.bound.arithmetic.combine, self.bound.binding.element_bytes);
         // SAFETY: as for copies; by the definition of the step, the blocks are equal or do not overlap.
-        unsafe { local::reduce(self.reducing.0, size, &pieces[a], &pieces[b], &pieces[dst]) };
-        Ok(Stood::Done)
+        unsafe { local::reduce(combine, size, &pieces[a], &pieces[b], &pieces[dst]) };
+        Ok(StepState::Done)
     }
 
-    fn publish(&mut self, src: [Option<Blocks>; 2], except: Option<Blocks>) -> Result<Stood, Error> {
-        let mut pieces = std::mem::take(&mut self.instance.pieces);
-        // SAFETY: the sources are valid by `start`.
-        let published =
-            self.staged().and_then(|mut staged| unsafe { staged.publish(src, except, &mut pieces) });
-        self.instance.pieces = pieces;
-        Ok(if published? { Stood::Done } else { Stood::Waits })
+    fn publish(&mut self, src: [Option<Blocks>; 2], except: Option<Blocks>) -> Result<StepState, Error> {
+        // SAFETY: the sources are valid by `begin`.
+        let published = unsafe { self.staged()?.publish(src, except) }?;
+        Ok(if published { StepState::Done } else { StepState::Waits })
     }
 
-    fn await_members(&mut self, of: Members) -> Result<Stood, Error> {
-        Ok(if self.staged()?.await_members(of)? { Stood::Done } else { Stood::Waits })
+    fn await_members(&mut self, of: Members) -> Result<StepState, Error> {
+        Ok(if self.staged()?.await_members(of)? { StepState::Done } else { StepState::Waits })
     }
 
     fn fold(
@@ -284,7 +243,7 @@ impl At<'_> {
         blocks: (u32, u32),
         own: Option<Blocks>,
         dst: Blocks,
-    ) -> Result<Stood, Error> {
+    ) -> Result<StepState, Error> {
         let own = own.map(|own| self.place(own)).transpose()?;
         let dst = self.place(dst)?;
         let whole = |range: Range<usize>| match self.instance.pieces[range] {
@@ -293,15 +252,11 @@ impl At<'_> {
             _ => Err(Error::new(ErrorKind::Usage, "engine", None, "a fold of blocks that lie apart")),
         };
         let (own, dst): (Option<Piece>, _) = (own.map(whole).transpose()?.flatten(), whole(dst)?);
-        let Some(dst) = dst else { return Ok(Stood::Done) };
-        let reducing = self.reducing;
-        let mut kit = std::mem::take(&mut self.instance.kit);
+        let Some(dst) = dst else { return Ok(StepState::Done) };
         let own = own.map(|own| own.ptr.cast_const());
-        // SAFETY: the blocks are valid by `start`, and each is in one piece.
-        let folded =
-            self.staged().and_then(|staged| unsafe { staged.fold(of, blocks, own, dst, reducing, &mut kit) });
-        self.instance.kit = kit;
-        folded.map(|()| Stood::Done)
+        // SAFETY: the blocks are valid by `begin`, and each is in one piece.
+        unsafe { self.staged()?.fold(of, blocks, own, dst) }?;
+        Ok(StepState::Done)
     }
 
     /// Returns the segment as its steps on the stage need it.
@@ -309,16 +264,7 @@ impl At<'_> {
         let Some(stage) = self.links.stage_mut() else {
             return Err(Error::new(ErrorKind::Usage, "engine", None, "no stage, but a plan that uses it"));
         };
-        Ok(Staged {
-            binding: self.binding,
-            stage,
-            area: self.area_base + self.sub_channel,
-            segment: self.segment,
-            round: &mut self.instance.round,
-            awaited: &mut self.instance.awaited,
-            buffers: self.buffers,
-            scratch: self.scratch,
-            tag: self.tag,
-        })
+        let area = self.bound.position.area_base + self.sub_channel;
+        Ok(Staged { bound: self.bound, stage, area, instance: self.instance })
     }
 }

@@ -9,10 +9,9 @@ use super::instance::Phase;
 impl Operation {
     /// Returns the peers of outstanding messages, and the ranks that have not published an awaited round on the stage.
     pub(crate) fn waiting_for(&self, links: &Links) -> Vec<u32> {
-        let Some(binding) = &self.binding else { return Vec::new() };
         let mut peers = self.late_on_stage(links);
         for instance in self.instances.iter().filter(|i| i.phase == Phase::Running) {
-            for (lane, steps) in instance.lanes.iter().zip(&binding.plan.lanes) {
+            for (lane, steps) in instance.lanes.iter().zip(&self.bound.binding.plan.lanes) {
                 let at = lane.cursor as usize;
                 if lane.receiving {
                     peers.extend(steps.get(at).and_then(|step| source(&step.action)));
@@ -32,7 +31,7 @@ impl Operation {
         let Some(stage) = links.stage() else { return Vec::new() };
         let running = self.instances.iter().filter(|instance| instance.phase == Phase::Running);
         let late = running.flat_map(|instance| {
-            let late = |awaited| stage.waited_for(self.area(instance.segment), awaited);
+            let late = |awaited| stage.waited_for(self.bound.area(instance.segment), awaited);
             instance.awaited.map_or_else(Vec::new, late)
         });
         late.filter_map(|member| stage.members().get(member).copied()).collect()

@@ -219,9 +219,9 @@ fn sums(generator: Generator, ranks: u32, count: usize, op: ReduceOp, (in_place,
                 output: outputs[rank].as_mut_ptr().cast(),
             };
             let mut job = staged_job(generator(&task, rank as u32), count, buffers, op);
-            job.canonical = canonical;
+            job.arithmetic.canonical = canonical;
             // SAFETY: the vectors outlive the run.
-            vec![unsafe { engines[rank].start(job, Form::Blocking) }]
+            vec![unsafe { begin(&mut engines[rank], job, Form::Blocking) }]
         })
         .collect();
     run(&mut engines, &ids, u64::from(ranks) << 20 | count as u64);
@@ -254,7 +254,7 @@ fn a_rank_that_waits_on_the_stage_polls_its_links_after_each_sleep() {
     let at: *mut u8 = vector.as_mut_ptr().cast();
     let job = staged_job(one_shot(&task, 0), vector.len(), Buffers { input: at, output: at }, ReduceOp::Sum);
     // SAFETY: the vector outlives the engine's work on it.
-    let id = unsafe { engine.start(job, Form::Blocking) };
+    let id = unsafe { begin(&mut engine, job, Form::Blocking) };
     let polled = |engine: &mut Engine| {
         let before = polls.load(Ordering::Relaxed);
         engine.progress();
@@ -294,7 +294,7 @@ fn staged_operations_of_several_groups_progress_together_and_in_order() {
             };
             let form = if number == 0 { Form::Blocking } else { Form::Started };
             // SAFETY: the vectors outlive the run.
-            ids[rank].push(unsafe { engine.start(job, form) });
+            ids[rank].push(unsafe { begin(engine, job, form) });
         }
     }
     run(&mut engines, &ids, 42);
@@ -311,7 +311,7 @@ fn started(engines: &mut [Engine], data: &mut [Vec<u32>], tags: &[(usize, u64)])
         let mut job = staged_job(one_shot(&task, *rank as u32), data[*rank].len(), buffers, ReduceOp::Sum);
         job.tag = *tag;
         // SAFETY: the vectors outlive the engines.
-        unsafe { engines[*rank].start(job, Form::Blocking) }
+        unsafe { begin(&mut engines[*rank], job, Form::Blocking) }
     };
     tags.iter().map(start).collect()
 }
@@ -365,7 +365,7 @@ fn plans_that_the_stage_does_not_fit_are_refused() {
         let mut job = staged_job(one_shot(&task, 0), count, buffers, ReduceOp::Sum);
         job.segment_elements = count;
         // SAFETY: the job is refused.
-        unsafe { engine.start(job, Form::Blocking) };
+        unsafe { begin(engine, job, Form::Blocking) };
         engine.failure().expect("refused").to_string()
     };
     let of_three = refusal(&mut staged_engines(3)[0], 10);

@@ -34,12 +34,21 @@ impl Cuts {
     }
 }
 
+/// Bytes of a block, or the same bytes of several blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// Offset in the block.
+    pub(super) at: usize,
+    pub(super) len: usize,
+}
+
 /// Progress of a call through the exchange.
 #[derive(Debug)]
 pub(crate) struct ExchangeCursor {
     pub(super) combine: Combine,
-    pub(super) tag: u64,
-    pub(super) turn: u64,
+    /// Tag, on which all ranks' calls must agree.
+    pub(crate) tag: u64,
+    pub(crate) turn: u64,
     /// Bytes of the vector, or of one rank's block.
     pub(super) block: usize,
     /// Number of blocks that a rank publishes.
@@ -52,8 +61,8 @@ pub(crate) struct ExchangeCursor {
     exchange: usize,
     /// Number of exchanges of the call.
     exchanges: usize,
-    /// Offset of the current part in its block, and its bytes in each block: 0 bytes once only sums are left.
-    part: (usize, usize),
+    /// The current part: 0 bytes once only sums are left.
+    pub(super) part: Part,
     /// Whether results are written past the caches.
     pub(super) streams: bool,
     /// State of a call that may read the other ranks' buffers in place.
@@ -78,7 +87,7 @@ impl ExchangeCursor {
                 (None, step, block.div_ceil(step))
             }
         };
-        let part = (0, step.min(block));
+        let part = Part { at: 0, len: step.min(block) };
         Self {
             combine,
             tag,
@@ -93,16 +102,6 @@ impl ExchangeCursor {
             streams: false,
             in_place: InPlace::default(),
         }
-    }
-
-    /// Returns the tag, on which all ranks' calls must agree.
-    pub(crate) fn tag(&self) -> u64 {
-        self.tag
-    }
-
-    /// Returns the turn.
-    pub(crate) fn turn(&self) -> u64 {
-        self.turn
     }
 
     /// Returns whether other ranks may read this rank's buffers directly.
@@ -138,21 +137,15 @@ impl ExchangeCursor {
         false
     }
 
-    /// Returns the offset of the current part in its block, and its bytes in each block.
-    #[inline]
-    pub(super) fn part(&self) -> (usize, usize) {
-        self.part
-    }
-
-    /// Returns the offset and the bytes of the previous part.
-    pub(super) fn part_before(&self) -> Option<(usize, usize)> {
+    /// Returns the previous part.
+    pub(super) fn part_before(&self) -> Option<Part> {
         self.exchange.checked_sub(1).map(|before| self.part_at(before))
     }
 
     #[inline]
-    fn part_at(&self, index: usize) -> (usize, usize) {
+    fn part_at(&self, index: usize) -> Part {
         let at = index * self.step;
-        (at, self.step.min(self.block.saturating_sub(at)))
+        Part { at, len: self.step.min(self.block.saturating_sub(at)) }
     }
 
     /// Copies results.
@@ -176,7 +169,7 @@ impl ExchangeCursor {
     pub(super) fn published(&self) -> usize {
         match self.shots {
             Some(shots) => shots.published(self),
-            None => self.blocks * self.part().1,
+            None => self.blocks * self.part.len,
         }
     }
 }

@@ -28,7 +28,7 @@ use cursor::Cuts;
 pub(crate) use cursor::ExchangeCursor;
 use judge::Way;
 use limits::Served;
-use places::{Outcome, Places, Stand};
+use places::{Outcome, Phase, Places};
 
 use crate::call::{Call, Forced};
 use crate::reduce::{Combine, DefaultFloats};
@@ -138,7 +138,7 @@ impl CompiledExchange {
         cursor.turn = turn.unwrap_or_else(|| self.take_turn());
         cursor.streams = self.streams(call, cursor.block);
         if self.may_read_in_place(call.collective, cursor.block) {
-            cursor.in_place.stand = Stand::Fresh;
+            cursor.in_place.phase = Phase::Fresh;
         }
         cursor
     }
@@ -275,7 +275,7 @@ impl CompiledExchange {
         self.end_exchange();
         let is_over = cursor.is_over_after_this();
         if is_over {
-            if cursor.in_place.stand == Stand::InParts {
+            if cursor.in_place.phase == Phase::InParts {
                 self.note(call, cursor, Way::InParts);
             }
             self.end_turn();

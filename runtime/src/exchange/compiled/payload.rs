@@ -7,10 +7,9 @@ use kolo_transport::Needs;
 use kolo_transport::shm::Slot;
 
 use super::CompiledExchange;
-use super::cursor::{ExchangeCursor, place};
+use super::cursor::{ExchangeCursor, Part, place};
 use crate::call::{Call, reduces};
-use crate::reduce::{Folding, divide, scale};
-use crate::types::ReduceOp;
+use crate::reduce::scale;
 
 impl CompiledExchange {
     /// Publishes this rank's contribution to the current exchange.
@@ -19,19 +18,19 @@ impl CompiledExchange {
     /// The contribution is as long as the collective defines.
     #[inline]
     pub(super) unsafe fn publish(&mut self, call: &Call, cursor: &ExchangeCursor, own: Option<*const u8>) {
-        let ((at, len), block) = (cursor.part(), cursor.block);
+        let (Part { at, len }, block) = (cursor.part, cursor.block);
         let (rank, members, skips_own) = (self.rank, self.members, !self.reads_own_back(call));
         let fill = own.map(|own| {
             move |mut slot: Slot<'_>| {
                 let mut put = |to: usize, from: usize, len: usize| {
                     // SAFETY: this is a part of the contribution, by the shape of the call.
                     unsafe {
-                        match call.op {
-                            ReduceOp::PremulSum(factor) if reduces(call.collective) => {
+                        match call.factor() {
+                            Some(factor) => {
                                 let to = slot.part(to, len);
                                 scale(call.data_type, to, own.add(from), len / call.data_type.size(), factor);
                             }
-                            _ => slot.copy(to, own.add(from), len),
+                            None => slot.copy(to, own.add(from), len),
                         }
                     }
                 };
@@ -66,7 +65,7 @@ impl CompiledExchange {
     /// The buffers of the call are valid, and all payloads that are needed have been published.
     #[inline]
     pub(super) unsafe fn take(&self, call: &Call, cursor: &ExchangeCursor) {
-        let (at, _) = cursor.part();
+        let at = cursor.part.at;
         let (rank, root, members) = (self.rank, call.root as usize, self.members);
         let reduced = match call.collective {
             Collective::AllReduce => Some((0, 0..members)),
@@ -103,20 +102,20 @@ impl CompiledExchange {
     #[inline]
     pub(super) unsafe fn keep(&self, call: &Call, cursor: &ExchangeCursor, own: Option<*const u8>) {
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.keep_bytes(call, cursor, own, cursor.part()) }
+        unsafe { self.keep_part(call, cursor, own, cursor.part) }
     }
 
-    /// Copies `len` bytes of this rank's block, from `at` on.
+    /// Copies a part of this rank's block.
     ///
     /// # Safety
-    /// As [`Self::keep`]; the bytes are inside the block.
+    /// As [`Self::keep`]; the part is inside the block.
     #[inline]
-    pub(super) unsafe fn keep_bytes(
+    pub(super) unsafe fn keep_part(
         &self,
         call: &Call,
         cursor: &ExchangeCursor,
         own: Option<*const u8>,
-        (at, len): (usize, usize),
+        Part { at, len }: Part,
     ) {
         let (rank, root) = (self.rank, call.root as usize);
         // Index of the block in the contribution, and in the output.
@@ -162,8 +161,8 @@ impl CompiledExchange {
     /// 2 or higher, so that the output holds the sum of earlier ranks when this rank's own value is added.
     #[inline]
     pub(super) fn reads_own_back(&self, call: &Call) -> bool {
-        let is_scaled = matches!(call.op, ReduceOp::PremulSum(_));
-        reduces(call.collective) && (is_scaled || (call.placement == Placement::InPlace && self.rank >= 2))
+        let is_scaled = call.factor().is_some();
+        is_scaled || (reduces(call.collective) && call.placement == Placement::InPlace && self.rank >= 2)
     }
 
     /// Returns the address of this rank's own contribution, unless it [reads that back](Self::reads_own_back).
@@ -179,7 +178,7 @@ impl CompiledExchange {
         call: &Call,
         cursor: &ExchangeCursor,
         own: Option<*const u8>,
-        (at, len): (usize, usize),
+        Part { at, len }: Part,
         member: usize,
         index: usize,
     ) -> *const u8 {
@@ -196,7 +195,7 @@ impl CompiledExchange {
     /// Copies each other member's payload for this one into that member's block of the output.
     #[inline]
     unsafe fn fetch_all(&self, call: &Call, cursor: &ExchangeCursor) {
-        let (at, _) = cursor.part();
+        let at = cursor.part.at;
         for member in (0..self.members).filter(|member| *member != self.rank) {
             // SAFETY: the output has a block for each member.
             unsafe {
@@ -208,7 +207,7 @@ impl CompiledExchange {
     /// Copies another member's payload for this one.
     #[inline]
     unsafe fn fetch(&self, call: &Call, cursor: &ExchangeCursor, member: usize, to: *mut u8) {
-        let (_, len) = cursor.part();
+        let len = cursor.part.len;
         let index = match call.collective {
             Collective::Scatter | Collective::AllToAll => place(call.collective, member, self.rank),
             // Each member publishes one block for all.
@@ -222,12 +221,11 @@ impl CompiledExchange {
     /// Reduces part `index` of the given members' payloads into the output.
     #[inline]
     unsafe fn reduce(&self, call: &Call, cursor: &ExchangeCursor, index: usize, members: Range<usize>) {
-        let (at, len) = cursor.part();
-        let own = self.own(call);
+        let (part, own) = (cursor.part, self.own(call));
         // SAFETY: the output has room for the part, and the sources are as long.
         unsafe {
-            let payload = |member| self.source(call, cursor, own, (at, len), member, index);
-            self.fold(call, cursor, call.output.add(at), len, members, payload);
+            let payload = |member| self.source(call, cursor, own, part, member, index);
+            self.fold(call, cursor, call.output.add(part.at), part.len, members, payload);
         }
     }
 
@@ -246,20 +244,13 @@ impl CompiledExchange {
         members: Range<usize>,
         payload: impl Fn(usize) -> *const u8,
     ) {
-        let how = Folding {
-            combine: cursor.combine,
-            element_bytes: call.data_type.size(),
-            canonical: self.canonical,
-            scratch: &self.scratch,
-        };
+        let arithmetic = call.arithmetic(cursor.combine, self.canonical);
         let first = members.start;
         // SAFETY: the caller's promise, for the whole block.
         unsafe {
+            let how = arithmetic.folding(&self.scratch);
             how.fold(output, bytes, members.len(), |index| payload(first + index));
-            if matches!(call.op, ReduceOp::Avg) {
-                let by = call.divisor(self.members as u32);
-                divide(call.data_type, output, bytes / call.data_type.size(), by);
-            }
+            arithmetic.divide(output, bytes);
         }
     }
 }

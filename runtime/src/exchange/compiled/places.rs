@@ -21,7 +21,7 @@ use kolo_collectives::plan::{Collective, Placement};
 use kolo_transport::{Needs, StageMismatch};
 
 use super::CompiledExchange;
-use super::cursor::ExchangeCursor;
+use super::cursor::{ExchangeCursor, Part};
 use super::judge::{Judge, Stopwatch, Way};
 use crate::call::Call;
 
@@ -51,7 +51,7 @@ const NOWHERE: u64 = 0;
 
 /// Progress of a call that may read in place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Stand {
+pub(super) enum Phase {
     /// The call does not.
     #[default]
     Never,
@@ -70,7 +70,7 @@ pub(super) enum Stand {
 /// State of a call that may read in place.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct InPlace {
-    pub(super) stand: Stand,
+    pub(super) phase: Phase,
     pub(super) watch: Stopwatch,
     /// Number of steps in which something was read.
     pub(super) turns: usize,
@@ -80,7 +80,7 @@ impl InPlace {
     /// Returns whether other ranks may come to read this rank's contribution.
     #[inline(always)]
     pub(super) fn is_possible(&self) -> bool {
-        !matches!(self.stand, Stand::Never | Stand::InParts)
+        !matches!(self.phase, Phase::Never | Phase::InParts)
     }
 }
 
@@ -135,13 +135,13 @@ impl CompiledExchange {
         cursor: &mut ExchangeCursor,
     ) -> Result<Outcome, StageMismatch> {
         loop {
-            match cursor.in_place.stand {
-                Stand::Never | Stand::InParts => return Ok(Outcome::Declined),
-                Stand::Fresh => self.consider(call, cursor),
-                Stand::Asking { answer, is_published } => {
+            match cursor.in_place.phase {
+                Phase::Never | Phase::InParts => return Ok(Outcome::Declined),
+                Phase::Fresh => self.consider(call, cursor),
+                Phase::Asking { answer, is_published } => {
                     let all_there = self.exchange(cursor.tag, &answer.to_ne_bytes(), Needs::All)?;
                     if !is_published && self.is_published() {
-                        cursor.in_place.stand = Stand::Asking { answer, is_published: true };
+                        cursor.in_place.phase = Phase::Asking { answer, is_published: true };
                         if answer != NOWHERE {
                             // SAFETY: the caller's promise, passed on.
                             unsafe { self.keep_in_place(call, cursor) };
@@ -152,15 +152,15 @@ impl CompiledExchange {
                     }
                     self.hear_answers(call, cursor);
                 }
-                Stand::Reading { others, at } => {
+                Phase::Reading { others, at } => {
                     // SAFETY: the caller's promise, passed on.
-                    cursor.in_place.stand = unsafe { self.read_some(call, cursor, others, at) };
+                    cursor.in_place.phase = unsafe { self.read_some(call, cursor, others, at) };
                     cursor.in_place.turns += 1;
-                    if matches!(cursor.in_place.stand, Stand::Reading { .. }) {
+                    if matches!(cursor.in_place.phase, Phase::Reading { .. }) {
                         return Ok(Outcome::Waits);
                     }
                 }
-                Stand::Ending { has_read } => {
+                Phase::Ending { has_read } => {
                     if !self.exchange(cursor.tag, &[u8::from(has_read)], Needs::All)? {
                         return Ok(Outcome::Waits);
                     }
@@ -175,14 +175,14 @@ impl CompiledExchange {
         let opinion = self.places.judge.consider(call.collective, cursor.block);
         cursor.in_place.watch = Stopwatch::new(opinion.is_timed);
         if !opinion.asks || self.places.has_failed {
-            cursor.in_place.stand = Stand::InParts;
+            cursor.in_place.phase = Phase::InParts;
             return;
         }
         // An in-place all-to-all overwrites its contribution.
         let lies_apart = call.collective != Collective::AllToAll || call.placement == Placement::OutOfPlace;
         let own = self.contribution(call).filter(|_| lies_apart && opinion.is_for_it);
         let place = own.and_then(|own| self.area.place(own));
-        cursor.in_place.stand = Stand::Asking { answer: place.unwrap_or(NOWHERE), is_published: false };
+        cursor.in_place.phase = Phase::Asking { answer: place.unwrap_or(NOWHERE), is_published: false };
     }
 
     /// Copies this rank's block for itself while the other ranks arrive.
@@ -193,7 +193,7 @@ impl CompiledExchange {
         let own = self.contribution(call);
         let begun = cursor.in_place.watch.start();
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.keep_bytes(call, cursor, own, (0, cursor.block)) };
+        unsafe { self.keep_part(call, cursor, own, Part { at: 0, len: cursor.block }) };
         cursor.in_place.watch.stop(begun);
     }
 
@@ -211,7 +211,7 @@ impl CompiledExchange {
         self.end_exchange();
         let all = !answers[..self.members].contains(&NOWHERE);
         self.places.judge.heard(call.collective, cursor.block, all);
-        cursor.in_place.stand = if all { Stand::Reading { others: 0, at: 0 } } else { Stand::InParts };
+        cursor.in_place.phase = if all { Phase::Reading { others: 0, at: 0 } } else { Phase::InParts };
         if all {
             self.places.answers = answers;
         } else {
@@ -230,12 +230,12 @@ impl CompiledExchange {
         cursor: &mut ExchangeCursor,
         mut others: usize,
         mut at: usize,
-    ) -> Stand {
+    ) -> Phase {
         let block = cursor.block;
         let begun = cursor.in_place.watch.start();
         let mut left = READ_BYTES;
-        let mut stand = None;
-        while stand.is_none() && left > 0 {
+        let mut end = None;
+        while end.is_none() && left > 0 {
             // Ranks begin with different members, so that not all of them read the same one at once.
             let member = (self.rank + 1 + others) % self.members;
             let len = left.min(block - at);
@@ -250,11 +250,11 @@ impl CompiledExchange {
                 (others, at) = (others + 1, 0);
             }
             if !has_read || others + 1 == self.members {
-                stand = Some(Stand::Ending { has_read });
+                end = Some(Phase::Ending { has_read });
             }
         }
         cursor.in_place.watch.stop(begun);
-        stand.unwrap_or(Stand::Reading { others, at })
+        end.unwrap_or(Phase::Reading { others, at })
     }
 
     fn end_in_place(&mut self, call: &Call, cursor: &mut ExchangeCursor) -> Outcome {
@@ -270,7 +270,7 @@ impl CompiledExchange {
             return Outcome::Over;
         }
         self.places.has_failed = true;
-        cursor.in_place.stand = Stand::InParts;
+        cursor.in_place.phase = Phase::InParts;
         cursor.in_place.watch.reset();
         Outcome::Declined
     }

@@ -22,11 +22,10 @@ use kolo_transport::Needs;
 use kolo_transport::shm::Slot;
 
 use super::CompiledExchange;
-use super::cursor::{ExchangeCursor, part_max};
+use super::cursor::{ExchangeCursor, Part, part_max};
 use super::limits::MEMBERS_MAX;
 use crate::call::Call;
 use crate::reduce::{GRAIN, scale};
-use crate::types::ReduceOp;
 
 /// Longest vector that every rank reduces as a whole, with more than two ranks that share processors.
 pub(super) const ONE_SHOT_MAX: usize = 32 << 10;
@@ -107,9 +106,9 @@ impl Shots {
     /// Returns the bytes that each rank publishes in the current exchange. Behind short slices, some of them are
     /// meaningless.
     pub(super) fn published(self, cursor: &ExchangeCursor) -> usize {
-        let (_, len) = cursor.part();
+        let len = cursor.part.len;
         match cursor.part_before() {
-            Some((_, before)) => Self::sums_at(len) + self.slice(before),
+            Some(before) => Self::sums_at(len) + self.slice(before.len),
             None if self.has_marks => len + MARK_BYTES,
             None => len,
         }
@@ -128,26 +127,27 @@ impl CompiledExchange {
         shots: Shots,
         own: *const u8,
     ) {
-        let ((at, len), rank) = (cursor.part(), self.rank);
+        let (Part { at, len }, rank) = (cursor.part, self.rank);
         let marks = shots.has_marks && cursor.part_before().is_none();
         let mark = [u8::from(marks && self.is_beside_others()); MARK_BYTES];
         let fill = |mut slot: Slot<'_>| {
             // SAFETY: for the whole block: these are parts of the vectors, by the shape of the call.
             unsafe {
-                match call.op {
+                match call.factor() {
                     // Only the sums of the last part are left.
                     _ if len == 0 => {}
-                    ReduceOp::PremulSum(factor) => {
+                    Some(factor) => {
                         let part = slot.part(0, len);
                         scale(call.data_type, part, own.add(at), len / call.data_type.size(), factor);
                     }
-                    _ => slot.copy(0, own.add(at), len),
+                    None => slot.copy(0, own.add(at), len),
                 }
-                if let Some((at, before)) = cursor.part_before()
-                    && let share = shots.share(rank, before)
+                if let Some(before) = cursor.part_before()
+                    && let share = shots.share(rank, before.len)
                     && !share.is_empty()
                 {
-                    slot.copy(Shots::sums_at(len), call.output.add(at + share.start), share.len());
+                    let sums = call.output.add(before.at + share.start);
+                    slot.copy(Shots::sums_at(len), sums, share.len());
                 }
             }
             if marks {
@@ -160,7 +160,7 @@ impl CompiledExchange {
     /// Returns whether a rank has noticed busy processes, so that every rank reduces all of the vector in the current
     /// exchange. All ranks have the same answer.
     pub(super) fn is_at_once(&self, cursor: &ExchangeCursor, shots: Shots) -> bool {
-        let (_, len) = cursor.part();
+        let len = cursor.part.len;
         let is_marked = |member| {
             let mut mark = [0; MARK_BYTES];
             self.area.payload(member).read(len, &mut mark);
@@ -174,14 +174,14 @@ impl CompiledExchange {
     /// # Safety
     /// See [`CompiledExchange::take`].
     pub(super) unsafe fn take_shots(&mut self, call: &Call, cursor: &ExchangeCursor, shots: Shots) {
-        let (at, len) = cursor.part();
-        if let Some((at, before)) = cursor.part_before() {
+        let Part { at, len } = cursor.part;
+        if let Some(before) = cursor.part_before() {
             for member in (0..self.members).filter(|member| *member != self.rank) {
-                let share = shots.share(member, before);
+                let share = shots.share(member, before.len);
                 let sums = self.area.payload(member).part(Shots::sums_at(len), share.len());
                 if !share.is_empty() {
                     // SAFETY: the sums lie inside the vector, by the shape of the call.
-                    unsafe { cursor.copy(sums, call.output.add(at + share.start), share.len()) };
+                    unsafe { cursor.copy(sums, call.output.add(before.at + share.start), share.len()) };
                 }
             }
         }
