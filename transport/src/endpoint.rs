@@ -207,7 +207,7 @@ pub struct Caps {
     /// Messages up to this length in bytes complete at the sender without any action of the receiver, as long as the
     /// channel is otherwise empty. With 0, every send may wait for its receive.
     pub eager_max: usize,
-    /// Bytes of staging memory that this endpoint may use per connected channel.
+    /// Bytes of staging memory that a connected channel may fill in one direction before its receiver acts.
     pub staging_per_channel: usize,
     /// Whether a waiting owner can sleep on a futex word (see [`Endpoint::arm`]).
     pub park_word: bool,

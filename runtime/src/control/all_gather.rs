@@ -62,7 +62,7 @@ fn gather_blobs(
     }
     let mut state = shared.lock();
     let Entry::Vacant(vacant) = state.gathers.entry(key) else {
-        return Err(usage("another thread of this rank is in the same all-gather".into()));
+        return Err(usage("another thread of this rank makes the same call".into()));
     };
     vacant.insert(OpenGather { members: members.into(), outcome: None });
     drop(state);
@@ -160,7 +160,7 @@ fn without_coordinator(context: &ErrorContext, members: &[u32], loss: &Loss) -> 
         None => Error::Aborted {
             by: context.rank.unwrap_or_default(),
             kind: AbortReason::CoordinatorLost,
-            reason: format!("world rank 0 carries the control plane that an all-gather needs: {loss}"),
+            reason: format!("world rank 0 carries the control plane that this step needs: {loss}"),
             context,
         },
     }
@@ -195,9 +195,10 @@ fn timeout(
     let waiting_for = missing
         .into_iter()
         .map(|(rank, place)| {
-            let who = shared.peers.get(rank as usize).map(|peer| {
-                format!("process {} on {} has not reached this all-gather", peer.pid, peer.hostname)
-            });
+            let who = shared
+                .peers
+                .get(rank as usize)
+                .map(|peer| format!("process {} on {} has not reached this step", peer.pid, peer.hostname));
             AwaitedRank::new(place, PeerState::Late, who.unwrap_or_default())
         })
         .collect();

@@ -82,7 +82,7 @@ pub enum Round {
 
 impl fmt::Display for GatherKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "all-gather of ")?;
+        write!(f, "gathering of ")?;
         match self.round {
             Round::Introductions => write!(f, "introductions"),
             Round::FailedPaths => write!(f, "failed paths"),

@@ -3,6 +3,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -487,6 +488,14 @@ impl ShmEndpoint {
                 self.pending -= 1;
                 events.push(Event::Failed(token, cause.clone()));
             });
+        }
+        // The lanes stay, but must not keep the segments mapped.
+        let Peer { send_lanes, recv_lanes, .. } = &self.peers[peer];
+        for id in send_lanes.iter().filter(|id| **id != NO_LANE) {
+            self.send_lanes[*id as usize].shuttles = Arc::default();
+        }
+        for id in recv_lanes.iter().filter(|id| **id != NO_LANE) {
+            self.recv_lanes[*id as usize].shuttles = Arc::default();
         }
         let target = &mut self.peers[peer];
         let was_linked = target.outward.take().is_some() | target.inward.take().is_some();

@@ -64,6 +64,8 @@ pub(crate) struct Producer {
     /// Offset in the mapping of the word that says whether the receiver reads this process's memory.
     can_get: Option<usize>,
     shuttles: Arc<Shuttles>,
+    /// Numbers and lengths of the latest pieces in shuttles.
+    in_shuttles: [(u64, usize); SHUTTLES],
 }
 
 // SAFETY: the pointers go into the mapping that is kept alive beside them, which belongs to no thread.
@@ -99,6 +101,7 @@ impl Producer {
             unbacked: Some(offset + CONTROL_BYTES),
             can_get: None,
             shuttles,
+            in_shuttles: [(0, 0); SHUTTLES],
         }
     }
 
@@ -128,10 +131,13 @@ impl Producer {
         Ok(self.freed)
     }
 
-    /// Returns how many bytes of the ring the receiver has not freed, for estimates: the receiver may write any number.
+    /// Returns how many bytes of the ring and of shuttles the receiver has not taken, for estimates: the receiver may write
+    /// any number.
     pub(crate) fn unread(&self) -> usize {
         let freed = self.control.word(BYTES_FREED).load(Ordering::Relaxed);
-        self.bytes_produced.saturating_sub(freed) as usize
+        let taken = self.control.word(CELLS_FREED).load(Ordering::Relaxed);
+        let waiting = self.in_shuttles.iter().filter(|(number, _)| *number > taken);
+        self.bytes_produced.saturating_sub(freed) as usize + waiting.map(|(_, len)| *len).sum::<usize>()
     }
 
     /// Sends a rendezvous request for a message, if there is a free cell. Returns the count of freed cells at which
@@ -280,6 +286,7 @@ impl Producer {
     fn advance_past(&mut self, space: &Space) {
         if space.bits & SHUTTLE != 0 {
             self.shuttles.pass();
+            self.in_shuttles[self.produced as usize % SHUTTLES] = (self.produced + 1, space.len);
         } else {
             let mut used = space.len.next_multiple_of(ALIGN);
             if space.bits & SKIP != 0 {

@@ -135,7 +135,7 @@ impl Segment {
 
     /// Returns the mapping, for tests that play a hostile peer.
     #[cfg(test)]
-    pub(crate) fn mapping(&self) -> &Mapping {
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         &self.map
     }
 

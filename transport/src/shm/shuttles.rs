@@ -27,10 +27,11 @@ pub(crate) const SHUTTLES_BYTES: usize = SHUTTLES * SHUTTLE_BYTES;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shuttle(u8);
 
+const _: () = assert!(2 * SHUTTLES == 1 << Shuttle::BITS && 4 * 2 * SHUTTLES <= 32);
+
 impl Shuttle {
     /// Number of bits of a shuttle's name.
     pub(crate) const BITS: u32 = 3;
-    const _FITS: () = assert!(2 * SHUTTLES == 1 << Self::BITS);
 
     /// Returns the name by which the other end knows the shuttle.
     pub(crate) fn at_peer(self) -> u32 {

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::Arc;
 
 use super::*;
 use crate::shm::address::Address;
@@ -33,6 +34,30 @@ fn a_peer_dropped_in_the_middle_of_a_message_is_lost() {
     assert_eq!(kind(send(&mut b, channel(0, 0), 7, &to, 4)), ErrorKind::PeerLost);
     assert_eq!(kind(receive(&mut b, channel(0, 5), 7, &to, 5)), ErrorKind::PeerLost);
     assert!(b.is_flushed());
+}
+
+#[test]
+fn the_memory_of_a_lost_peer_is_unmapped() {
+    let (mut a, mut b) = pair();
+    let bytes = pattern(1, 5000);
+    let memory = piece(&bytes);
+    let mut events = [Vec::new(), Vec::new()];
+    let _ = send(&mut a, channel(1, 0), 7, &memory, 1).expect("post");
+    let _ = send(&mut b, channel(0, 0), 7, &memory, 1).expect("post");
+    let targets = [vec![0; 5000], vec![0; 5000]];
+    let [at_b, at_a] = [piece(&targets[0]), piece(&targets[1])];
+    let to_b = receive(&mut b, channel(0, 0), 7, &at_b, 2).expect("post");
+    let to_a = receive(&mut a, channel(1, 0), 7, &at_a, 2).expect("post");
+    pump(&mut [&mut a, &mut b], &mut events, |e| {
+        (to_a == Posted::Done || is_done(&e[0], 2)) && (to_b == Posted::Done || is_done(&e[1], 2))
+    });
+    let inward = b.peers[0].inward.as_ref().expect("linked").segment.mapping();
+    let outward = b.peers[0].outward.as_ref().expect("linked").segment.mapping();
+    let [inward, outward] = [inward, outward].map(Arc::downgrade);
+    let _ = receive(&mut b, channel(0, 1), 7, &[], 3).expect("post");
+    drop(a);
+    pump(&mut [&mut b], &mut events[1..], |e| !downs(&e[0]).is_empty());
+    assert!(inward.upgrade().is_none() && outward.upgrade().is_none());
 }
 
 #[test]
