@@ -78,6 +78,9 @@ const KERNEL_SECONDS: f64 = 1e-6;
 /// its rate.
 const QUEUED_BYTES: f64 = 8e5;
 
+/// Longest message that the kernel passes to an adapter in one bundle of packets, less its header.
+const BUNDLE_BYTES: f64 = 65_000.0;
+
 /// Factor on the time of bytes that go to another host in each round, instead of always to the same one.
 const UNSTEADY: f64 = 2.2;
 
@@ -181,6 +184,13 @@ impl Model {
             return 1.0;
         }
         if senders > 1.0 { 1.0 + INCAST * (senders.min(f64::from(hosts - 1)) - 1.0) } else { UNSTEADY }
+    }
+
+    /// Returns the factor on the time of whole vectors of `bytes` bytes that pairs of hosts exchange, other pairs in every
+    /// round. If a vector takes several bundles of packets, those of a host that is a round ahead come between them, and
+    /// the hosts wait for each other in turn. See docs/measurements.md, "Pairs of hosts that change".
+    pub(crate) fn interleaving(&self, hosts: u32, bytes: f64) -> f64 {
+        if hosts <= 2 || !self.buffers_between_hosts() || bytes <= BUNDLE_BYTES { 1.0 } else { UNSTEADY }
     }
 
     /// Returns the latency on a class of links, including the wait for a shared processor.

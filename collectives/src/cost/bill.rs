@@ -115,6 +115,11 @@ impl Bill {
         if self.hosts == 1 || distance < self.local { Reach::Host } else { self.one_per_host() }
     }
 
+    /// Returns the factor on the bytes of whole vectors that hosts exchange in pairs which change in every round.
+    pub(crate) fn interleaving(&self, bytes: f64) -> f64 {
+        self.model.interleaving(self.hosts, bytes)
+    }
+
     /// Reach of an exchange in which one rank of each host at a time sends to another host.
     pub(crate) fn one_per_host(&self) -> Reach {
         Reach::Network(1.0 / f64::from(self.local))

@@ -133,7 +133,9 @@ impl Levels {
 
 /// Enters the cost of the rounds between the leaders.
 pub(super) fn exchange_between_hosts(task: &Task, bytes: f64, bill: &mut Bill) {
-    let folds = task.collective == Collective::AllReduce && !bill.hosts.is_power_of_two();
+    let is_all_reduce = task.collective == Collective::AllReduce;
+    let folds = is_all_reduce && !bill.hosts.is_power_of_two();
+    let bytes = if is_all_reduce { bytes * bill.interleaving(bytes) } else { bytes };
     for _ in 0..ceil_log2(bill.hosts) + u32::from(folds) {
         bill.exchange(Pattern::Pairs, bill.one_per_host(), 1.0, bytes, task.collective.reduces());
     }
