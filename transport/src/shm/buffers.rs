@@ -13,7 +13,7 @@
 //! | 64 KiB | 10 | 12 | 6.2 | 4.7 | 4.5 | 4.9 | 7.3 |
 //! | 256 KiB | | 22 | 18 | 20 | 19 | 22 | 31 |
 //!
-//! The buffers of all members together therefore take [`TOGETHER`] bytes for each length. With many members, each has
+//! The buffers of all members together therefore take [`EXCHANGE_ROW_BYTES`] bytes for each length. With many members, each has
 //! the smallest number of buffers that keeps rounds going. Where processors share no cache, the number makes no
 //! difference to [streaming stores](super::copier).
 //!
@@ -47,7 +47,7 @@ const LONGS_LEAST: usize = 4;
 
 /// Size of all members' buffers of one length together: more than their second-level caches, and a small part of the
 /// third-level cache.
-const TOGETHER: usize = 5 << 20;
+pub const EXCHANGE_ROW_BYTES: usize = 5 << 20;
 
 /// Offset within a page at which long buffers begin. Callers' buffers begin at or shortly after the beginning of a
 /// page. A copy to an address that lies 1 to 63 bytes beyond its source, modulo a page, takes 1.3 times as long (Zen
@@ -146,7 +146,7 @@ fn in_use(round: u64) -> usize {
 
 /// Returns the number of buffers per member for one length. Models use few buffers, so that they soon reuse them.
 fn count(members: u32, each: usize, least: usize) -> usize {
-    let share = TOGETHER / each / members.max(2) as usize;
+    let share = EXCHANGE_ROW_BYTES / each / members.max(2) as usize;
     let most = if IS_MODEL { 2 } else { usize::MAX };
     (1 << share.max(least).ilog2()).min(most)
 }

@@ -91,7 +91,7 @@ use crate::kinds::{Features, Options};
 
 pub use arena::EXCHANGE_MAX;
 pub use board::Board;
-pub use buffers::EXCHANGE_LONG;
+pub use buffers::{EXCHANGE_LONG, EXCHANGE_ROW_BYTES};
 pub use copier::{Copier, Stores};
 pub use copy::{STREAMING_BYTES, copy_streaming};
 pub use endpoint::ShmEndpoint;

@@ -172,7 +172,7 @@ impl CompiledExchange {
 
     /// Decides whether a call whose turn has come asks, which is the same on all ranks, and chooses this rank's answer.
     fn consider(&mut self, call: &Call, cursor: &mut ExchangeCursor) {
-        let opinion = self.places.judge.consider(call.collective, cursor.block);
+        let opinion = self.places.judge.consider(call.collective, cursor.block, self.members);
         cursor.in_place.watch = Stopwatch::new(opinion.is_timed);
         if !opinion.asks || self.places.has_failed {
             cursor.in_place.phase = Phase::InParts;
