@@ -13,9 +13,9 @@
 //! | 64 KiB | 10 | 12 | 6.2 | 4.7 | 4.5 | 4.9 | 7.3 |
 //! | 256 KiB | | 22 | 18 | 20 | 19 | 22 | 31 |
 //!
-//! The buffers of all members together therefore take [`EXCHANGE_ROW_BYTES`] bytes for each length. With many members, each has
-//! the smallest number of buffers that keeps rounds going. Where processors share no cache, the number makes no
-//! difference to [streaming stores](super::copier).
+//! The buffers of all members together therefore take [`EXCHANGE_ROW_BYTES`] bytes for each length. With many
+//! members, each has the smallest number of buffers that keeps rounds going. Where processors share no cache, the
+//! number makes no difference to [streaming stores](super::copier).
 //!
 //! The first rounds use few of the buffers, and later ones more and more. A page that no payload has used yet costs up to
 //! 2 us at each end, so that with all buffers from the beginning, the first 128 all-gathers of 16 KiB would take 10 us

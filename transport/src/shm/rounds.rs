@@ -15,8 +15,9 @@
 //! order.
 //!
 //! # Why a few lines and buffers are enough
-//! Let D = [`EXCHANGE_DEPTH`], and let d be the number of buffers for the length of a payload. Round `k` uses the line `k
-//! mod D`, and a buffer that no round before `k + min(d, D)` uses again ([`Buffers::place`](super::buffers::Buffers::place)). Only the member itself writes its lines and buffers.
+//! Let D = [`EXCHANGE_DEPTH`], and let d be the number of buffers for the length of a payload. Round `k` uses the
+//! line `k mod D`, and a buffer that no round before `k + min(d, D)` uses again
+//! ([`Buffers::place`](super::buffers::Buffers::place)). Only the member itself writes its lines and buffers.
 //! 1. A member publishes round `k` only after it has finished with the payloads of all earlier rounds.
 //! 2. It publishes round `k` only after it has seen all members publish round `k - D + 1`, or `k - d + 1` if it fills
 //!    a buffer ([`Rounds::is_free`]). All members have therefore finished with the round whose line or buffer it

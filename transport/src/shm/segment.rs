@@ -8,7 +8,7 @@
 //!                   offset 128  the receiver's line: cells freed, ring bytes freed
 //!                   offset 256  30 cells of 128 bytes
 //!   ring            `ring_max` bytes, of which the sender uses as many as it says in its line
-//!   shuttles           see the `shuttles` module
+//!   shuttles        see the `shuttles` module
 //! ```
 //! The file is sparse: an unused channel, and the part of a ring beyond its size, cost address space only. Lines with
 //! different writers are 128 bytes apart, because processors fetch lines of 64 bytes in pairs.
