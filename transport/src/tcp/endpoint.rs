@@ -396,6 +396,7 @@ impl Endpoint for TcpEndpoint {
         let burst = link.outbound.posted_after.replace(self.tick) == Some(self.tick);
         if link.outbound.queue.len() == 1
             && !(burst && len <= BURST_BYTES)
+            && !link.pace.is_listed
             && matches!(link.state, State::Open(_))
         {
             let mut through = false;

@@ -201,9 +201,15 @@ impl Link {
             }
             return Ok((sent.bytes, !sent.is_over && sent.bytes < budget));
         }
-        let moved = self.outbound.flush(socket, work, budget, done)?;
+        let (moved, is_full) = match self.pace.train_bytes() {
+            Some(longest) => self.outbound.flush_trains(socket, work, (budget, longest), done)?,
+            None => {
+                let moved = self.outbound.flush(socket, work, budget, done)?;
+                (moved, moved < work.io.bytes())
+            }
+        };
         self.note_sent(moved);
-        Ok((moved, moved < work.io.bytes()))
+        Ok((moved, is_full))
     }
 
     /// Accounts for bytes sent on the first connection, by which its losses and its window are measured.

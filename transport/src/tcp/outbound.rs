@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use socket2::Socket;
 
 use super::link::Workspace;
-use super::memory::IO_PIECES;
+use super::memory::{IO_PIECES, IoList};
 use super::socket::{self, Stop};
 use super::stripes::STRIPED_BYTES;
 use super::wire::{HEADER_BYTES, Header};
@@ -58,6 +58,40 @@ impl Outbound {
         socket: &Socket,
         work: &mut Workspace,
         budget: usize,
+        done: impl FnMut(Token),
+    ) -> Result<usize, Stop> {
+        self.flush_by(socket::send, socket, work, budget, done)
+    }
+
+    /// Hands bytes to the kernel as [`Outbound::flush`] does, but in trains of about equal length, of up to `longest`
+    /// bytes. Returns the number of bytes, and whether the kernel is full.
+    pub(super) fn flush_trains(
+        &mut self,
+        socket: &Socket,
+        work: &mut Workspace,
+        (budget, longest): (usize, usize),
+        mut done: impl FnMut(Token),
+    ) -> Result<(usize, bool), Stop> {
+        let left = self.left_bytes();
+        let train = left.div_ceil(left.div_ceil(longest).max(1));
+        let mut total = 0;
+        while total < budget && !self.queue.is_empty() {
+            let most = train.min(budget - total);
+            match self.flush_by(socket::send_train, socket, work, most, &mut done) {
+                Ok(moved) => total += moved,
+                Err(Stop::Blocked) if total > 0 => return Ok((total, true)),
+                Err(stop) => return Err(stop),
+            }
+        }
+        Ok((total, false))
+    }
+
+    fn flush_by(
+        &mut self,
+        send: impl Fn(&Socket, &mut IoList) -> Result<usize, Stop>,
+        socket: &Socket,
+        work: &mut Workspace,
+        budget: usize,
         mut done: impl FnMut(Token),
     ) -> Result<usize, Stop> {
         work.io.clear();
@@ -78,7 +112,7 @@ impl Outbound {
                 break;
             }
         }
-        let moved = socket::send(socket, &mut work.io)?;
+        let moved = send(socket, &mut work.io)?;
         self.account(moved, &mut done);
         Ok(moved)
     }
@@ -115,5 +149,40 @@ impl Outbound {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use socket2::{Domain, Type};
+
+    use super::*;
+    use crate::endpoint::Piece;
+
+    #[test]
+    fn trains_have_about_one_length_and_take_messages_together() {
+        // A socket that keeps records apart shows what each call has sent.
+        let (here, there) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).expect("a pair");
+        let mut bytes = vec![7_u8; 100_000];
+        let mut outbound = Outbound::default();
+        let messages = [100_000, 50].map(|len| [Piece { ptr: bytes.as_mut_ptr(), len }]);
+        for (token, pieces) in (1..).zip(&messages) {
+            let (pieces, len) = Pieces::new(pieces);
+            outbound.queue.push_back(Send::new(Token(token), 5, len.expect("some"), pieces));
+        }
+        let (mut work, mut done) = (Workspace::new(), Vec::new());
+        let sent = outbound.flush_trains(&here, &mut work, (usize::MAX, 40_000), |token| done.push(token));
+        assert!(matches!(sent, Ok((100_114, false))), "the messages and two headers: {sent:?}");
+        assert_eq!(done, [Token(1), Token(2)]);
+        let lengths: Vec<isize> = (0..3)
+            .map(|_| {
+                let into = bytes.as_mut_ptr().cast();
+                // SAFETY: the vector has the given length.
+                unsafe { libc::recv(there.as_raw_fd(), into, bytes.len(), libc::MSG_DONTWAIT) }
+            })
+            .collect();
+        assert_eq!(lengths, [33_372, 33_372, 33_370]);
     }
 }

@@ -8,6 +8,11 @@
 //! The rate is the one that was learned ([`expect`](crate::Endpoint::expect)), or a higher one that the connections have
 //! shown ([`climb`](super::climb)); if none was learned, nothing is paced. The kernel takes a message long before it has
 //! sent the message, so the bytes that are left are counted in the sockets.
+//!
+//! To near hosts, the kernel sends trains of up to 64 KiB, whatever the pace. The last bytes of a message then wait for a
+//! long time, and the first trains of all senders together overflow a queue by themselves. A paced connection is therefore
+//! given its bytes in shorter trains. Long messages begin with the poll after they were posted, when all connections that
+//! have some are known.
 
 use std::time::{Duration, Instant};
 
@@ -20,19 +25,21 @@ use super::link::{Link, State};
 use super::socket::{self, TcpInfo};
 use crate::endpoint::Paced;
 
-/// Length from which messages are paced.
-const LONG_BYTES: usize = 128 << 10;
+/// Length from which messages are paced. The kernel sends up to 64 KiB to each host in turn, and each host begins with
+/// another one. So these bursts do not meet, unless hosts have several ranks.
+const LONG_BYTES: usize = 96 << 10;
+const LONG_AMONG_SEVERAL_BYTES: usize = 64 << 10;
 
-/// Length from which messages are paced once shorter ones have shown that their bursts overflow a queue. Elsewhere, pacing
-/// delays them: see docs/measurements.md.
-const LONG_WHERE_LOST_BYTES: usize = 64 << 10;
+/// Bytes that the queue before a host's link holds at least. Fewer bytes need no pace, even if they all come at once.
+const QUEUE_BYTES: usize = 256 << 10;
 
-/// Number of messages that lost segments, among the last 64 of such a length, which shows that.
-const LOSSES_MOST: u32 = 4;
+/// Time of a train of packets at the connection's pace, as the kernel has it for paths with longer round trips.
+const TRAIN_SECONDS: f64 = 1e-3;
 
-/// Time for which shorter messages are then paced. It doubles up to the longest.
-const SHORTER_LEAST: Duration = Duration::from_secs(10);
-const SHORTER_MOST: Duration = Duration::from_secs(320);
+/// Limits of a train's length. Shorter trains take more processor time, which delays the next one; the kernel makes
+/// none that are longer.
+const TRAIN_LEAST: f64 = 32768.0;
+const TRAIN_MOST: f64 = 65536.0;
 
 /// Bytes left of a message below which its connection no longer counts.
 const LEFT_BYTES: usize = 32 << 10;
@@ -43,9 +50,6 @@ const HOSTS_LEAST: usize = 3;
 /// Rate in bytes per second up to which connections are paced. Faster paths are mostly those inside a machine, where the
 /// timers cost more than the losses.
 const RATE_MOST: f64 = 1.3e9;
-
-/// Part of the path's rate that all connections get together. The rate is rounded, and bursts need room.
-const SHARE: f64 = 0.95;
 
 /// Time between two looks at the bytes that are left.
 const LOOK_EVERY: Duration = Duration::from_micros(500);
@@ -63,42 +67,10 @@ pub(super) struct Pacing {
     looked_at: Option<Instant>,
     /// Whether a connection has joined since the last look.
     is_due: bool,
-    /// Whether the last look found enough hosts.
+    /// Whether the last look found that a queue may overflow.
     is_pacing: bool,
     climb: Climb,
-    shorter: Shorter,
     paced: Paced,
-}
-
-/// Decides whether messages from [`LONG_WHERE_LOST_BYTES`] on are paced too.
-#[derive(Debug)]
-struct Shorter {
-    /// A bit for each message that was not paced: whether its connection has lost segments since the one before.
-    losses: u64,
-    until: Option<Instant>,
-    time: Duration,
-}
-
-impl Default for Shorter {
-    fn default() -> Self {
-        Self { losses: 0, until: None, time: SHORTER_LEAST }
-    }
-}
-
-impl Shorter {
-    fn are_paced(&self, now: Instant) -> bool {
-        self.until.is_some_and(|until| now < until)
-    }
-
-    /// Notes a message that is not paced.
-    fn note(&mut self, has_lost: bool, now: Instant) {
-        self.losses = self.losses << 1 | u64::from(has_lost);
-        if self.losses.count_ones() >= LOSSES_MOST {
-            self.until = now.checked_add(self.time);
-            self.time = (2 * self.time).min(SHORTER_MOST);
-            self.losses = 0;
-        }
-    }
 }
 
 /// The pace of a connection.
@@ -106,18 +78,25 @@ impl Shorter {
 pub(super) struct Pace {
     /// The peer's host; `None` if the connection is never paced.
     host: Option<Host>,
+    /// Length from which messages are paced.
+    long_bytes: usize,
     /// Whether the path is known to be near.
     is_near: bool,
     /// The limit that the kernel has been told.
     bytes_per_second: u32,
-    is_listed: bool,
-    /// Number of segments that the connection had lost at the last look; `None` before the first.
-    lost: Option<u32>,
+    /// Whether it has long messages to send, which begin with the next poll.
+    pub(super) is_listed: bool,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { host: None, is_near: false, bytes_per_second: UNPACED, is_listed: false, lost: None }
+        Self {
+            host: None,
+            long_bytes: LONG_BYTES,
+            is_near: false,
+            bytes_per_second: UNPACED,
+            is_listed: false,
+        }
     }
 }
 
@@ -130,14 +109,21 @@ struct Load {
     /// Number of this host's ranks that send at the same time. In a symmetric exchange, it is the number of ranks of
     /// another host that this end sends to.
     senders: u32,
+    /// Bytes that this end has yet to send.
+    left_bytes: usize,
 }
 
 impl Load {
+    /// Whether the queue before a host may overflow if nothing is paced: as much comes to each host as its ranks send.
+    fn may_overflow(self) -> bool {
+        self.hosts >= HOSTS_LEAST && self.left_bytes.saturating_mul(self.senders as usize) > QUEUE_BYTES
+    }
+
     /// Returns the pace of each connection on a path of this rate (0 if it is unknown), in bytes per second.
     fn pace(self, bytes_per_second: f64) -> u32 {
         let parts = self.connections as f64 * f64::from(self.senders);
-        let pace = (SHARE * bytes_per_second / parts) as u32;
-        if self.hosts < HOSTS_LEAST || pace == 0 || bytes_per_second > RATE_MOST { UNPACED } else { pace }
+        let pace = (bytes_per_second / parts) as u32;
+        if pace == 0 || bytes_per_second > RATE_MOST { UNPACED } else { pace }
     }
 }
 
@@ -152,29 +138,32 @@ impl Pace {
         self.is_near
     }
 
-    /// Returns whether the connection has lost segments since the last look. Segments that arrived twice were late.
-    fn has_lost(&mut self, socket: &Socket) -> bool {
-        let lost = TcpInfo::of(socket).map_or(0, |info| info.resent.saturating_sub(info.duplicates));
-        self.lost.replace(lost).is_some_and(|before| lost > before)
+    /// Returns the maximum length of a train of packets on a paced connection; `None` if the connection is not paced.
+    pub(super) fn train_bytes(&self) -> Option<usize> {
+        let bytes = TRAIN_SECONDS * f64::from(self.bytes_per_second);
+        (self.bytes_per_second != UNPACED).then_some(bytes.clamp(TRAIN_LEAST, TRAIN_MOST) as usize)
     }
 }
 
 impl Link {
-    /// Returns the bytes of messages that are posted and have not arrived.
+    /// Returns the bytes of messages that are posted and have not left this host.
     fn left_bytes(&self) -> usize {
         let State::Open(socket) = &self.state else { return 0 };
-        socket::unacknowledged_bytes(socket) + self.outbound.left_bytes()
+        socket::unsent_bytes(socket) + self.outbound.left_bytes()
     }
 
     /// Returns whether a message of this length may change paces.
     pub(super) fn wants_pace(&self, len: usize) -> bool {
-        self.pace.host.is_some() && (len >= LONG_WHERE_LOST_BYTES || self.pace.is_listed)
+        self.pace.host.is_some() && len >= self.pace.long_bytes && !self.pace.is_listed
     }
 }
 
 impl TcpEndpoint {
     /// Prepares a new connection to another host for pacing.
     pub(super) fn prepare_pace(&mut self, number: u32) {
+        let host_of = |peer: &Peer| peer.address.as_ref().map(|address| address.host);
+        let host = host_of(&self.peers[self.links[number as usize].channel.peer as usize]);
+        let has_several = self.peers.iter().filter(|peer| host_of(peer) == host).nth(1).is_some();
         let link = &mut self.links[number as usize];
         let is_direct = link.route.as_ref().is_some_and(|route| !route.is_relayed);
         let State::Open(socket) = &link.state else { return };
@@ -184,40 +173,30 @@ impl TcpEndpoint {
             return;
         }
         link.pace.host = Some(address.host);
+        link.pace.long_bytes = if has_several { LONG_AMONG_SEVERAL_BYTES } else { LONG_BYTES };
         link.pace.see(socket, peer);
         // Messages may have waited for the connection.
         let left = link.outbound.left_bytes();
         self.pace(number, left);
     }
 
-    /// Paces a link for messages of `len` bytes that are about to be sent.
+    /// Lists a link for messages of `len` bytes that are about to be sent, if they may be paced. The next poll sets the
+    /// pace, when all connections that have such messages are known.
     pub(super) fn pace(&mut self, number: u32, len: usize) {
         let Self { pacing, links, peers, .. } = self;
         let link = &mut links[number as usize];
         let peer = &mut peers[link.channel.peer as usize];
-        let expected = peer.expected;
         let State::Open(socket) = &link.state else { return };
+        let is_slow = peer.expected > 0.0 && peer.expected <= RATE_MOST;
         // If a channel has several connections, these share the path by what each carries.
-        if len < LONG_WHERE_LOST_BYTES || link.pace.is_listed || link.bundle.is_some() || expected <= 0.0 {
-            return self.repace();
+        if !is_slow || !link.wants_pace(len) || link.bundle.is_some() {
+            return;
         }
         if link.pace.see(socket, peer) {
-            let now = Instant::now();
-            if len < LONG_BYTES && !pacing.shorter.are_paced(now) {
-                pacing.shorter.note(link.pace.has_lost(socket), now);
-                return self.repace();
-            }
             link.pace.is_listed = true;
             pacing.links.push(number);
             pacing.climb.begin_again();
-            let pace = pacing.load(links).pace(pacing.climb.rate(expected, RATE_MOST));
-            if pace == UNPACED || pacing.is_pacing {
-                // The others follow with the next look. A look at each message would take long with many peers.
-                pacing.apply(&mut links[number as usize], pace);
-                pacing.is_due = true;
-            } else {
-                self.look_at_paces(now);
-            }
+            pacing.is_due = true;
         }
     }
 
@@ -238,9 +217,12 @@ impl TcpEndpoint {
         (pacing.looked_at, pacing.is_due) = (Some(now), false);
         let mut listed = std::mem::take(&mut pacing.links);
         let before = listed.len();
+        let mut left_bytes = 0;
         listed.retain(|&number| {
             let link = &mut links[number as usize];
-            link.pace.is_listed = link.bundle.is_none() && link.left_bytes() >= LEFT_BYTES;
+            let left = link.left_bytes();
+            link.pace.is_listed = link.bundle.is_none() && left >= LEFT_BYTES;
+            left_bytes += if link.pace.is_listed { left } else { 0 };
             if !link.pace.is_listed {
                 pacing.apply(link, UNPACED);
             }
@@ -250,16 +232,16 @@ impl TcpEndpoint {
             pacing.climb.begin_again();
         }
         pacing.links = listed;
-        let load = pacing.load(links);
+        let load = pacing.load(links, left_bytes);
+        pacing.is_pacing = load.may_overflow() || pacing.is_pacing && load.hosts >= HOSTS_LEAST;
         let (mut sum, mut highest) = (0.0, 0.0_f64);
         for at in 0..pacing.links.len() {
             let link = &mut links[pacing.links[at] as usize];
             let rate = pacing.climb.rate(peers[link.channel.peer as usize].expected, RATE_MOST);
-            let pace = load.pace(rate);
+            let pace = if pacing.is_pacing { load.pace(rate) } else { UNPACED };
             pacing.apply(link, pace);
             (sum, highest) = (sum + f64::from(pace), highest.max(rate));
         }
-        pacing.is_pacing = load.hosts >= HOSTS_LEAST;
         if pacing.is_pacing && highest <= RATE_MOST && pacing.climb.is_due(now, sum, load.connections) {
             let carried = pacing.carried(links);
             pacing.climb.look(now, carried, sum, highest >= RATE_MOST);
@@ -273,7 +255,7 @@ impl Pacing {
         Some(&self.paced).filter(|paced| paced.times > 0)
     }
 
-    fn load(&mut self, links: &[Link]) -> Load {
+    fn load(&mut self, links: &[Link], left_bytes: usize) -> Load {
         let listed = self.links.iter().map(|&number| &links[number as usize]);
         self.receivers.clear();
         self.receivers.extend(listed.filter_map(|link| Some((link.pace.host?, link.channel.peer))));
@@ -285,6 +267,7 @@ impl Pacing {
             connections: self.links.len(),
             hosts: hosts().count(),
             senders: hosts().map(|ranks| ranks.len() as u32).max().unwrap_or(0),
+            left_bytes,
         }
     }
 
@@ -324,17 +307,39 @@ mod tests {
     use super::*;
     use crate::endpoint::{Channel, Endpoint, Event, OnMisfit, Piece, Sink, Token};
 
-    fn pace(connections: usize, hosts: usize, senders: u32, rate: f64) -> u32 {
-        Load { connections, hosts, senders }.pace(rate)
+    /// Returns the load of an end that sends as many bytes to each of a host's ranks, of `hosts` hosts.
+    fn load(hosts: usize, senders: u32, bytes: usize) -> Load {
+        let connections = hosts * senders as usize;
+        Load { connections, hosts, senders, left_bytes: connections * bytes }
     }
 
     #[test]
-    fn connections_to_three_hosts_share_the_link() {
-        assert_eq!([pace(3, 3, 1, 1e8), pace(7, 7, 1, 1e8)], [31_666_666, 13_571_428]);
-        assert_eq!([pace(2, 2, 1, 1e8), pace(8, 2, 4, 1e8), pace(0, 0, 0, 1e8)], [UNPACED; 3]);
-        assert_eq!(pace(6, 3, 2, 1e8), 7_916_666, "two ranks of each host send");
-        assert_eq!(pace(3, 3, 1, 1e10), UNPACED, "the path is fast");
-        assert_eq!(pace(3, 3, 1, 0.0), UNPACED, "no rate is known");
+    fn connections_share_the_link() {
+        let pace = |hosts, senders, rate| load(hosts, senders, LEN).pace(rate);
+        assert_eq!([pace(3, 1, 1e8), pace(7, 1, 1e8)], [33_333_333, 14_285_714]);
+        assert_eq!(pace(3, 2, 1e8), 8_333_333, "two ranks of each host send");
+        assert_eq!(pace(3, 1, 1e10), UNPACED, "the path is fast");
+        assert_eq!(pace(3, 1, 0.0), UNPACED, "no rate is known");
+    }
+
+    #[test]
+    fn what_fits_a_queue_needs_no_pace() {
+        let may_overflow = |hosts, senders, kib: usize| load(hosts, senders, kib << 10).may_overflow();
+        assert!(
+            !may_overflow(2, 1, 1 << 20) && !may_overflow(2, 4, 1 << 20) && !load(0, 0, 0).may_overflow()
+        );
+        assert!(!may_overflow(3, 1, 80) && may_overflow(3, 1, 96));
+        assert!(!may_overflow(3, 2, 20) && may_overflow(3, 2, 64));
+    }
+
+    #[test]
+    fn a_pace_gives_the_length_of_trains() {
+        let train = |bytes_per_second| Pace { bytes_per_second, ..Pace::default() }.train_bytes();
+        assert_eq!(
+            [1_000_000, 50_000_000, 400_000_000].map(train),
+            [Some(32_768), Some(50_000), Some(65_536)]
+        );
+        assert_eq!(train(UNPACED), None);
     }
 
     const LEN: usize = 16 << 20;
@@ -422,7 +427,7 @@ mod tests {
     #[test]
     fn the_kernel_paces_long_messages_to_three_hosts_until_they_have_arrived() {
         let mut ends = star(true);
-        assert_eq!(send(&mut ends, &THREE), [vec![316_666_666; 3], vec![UNPACED; 3]]);
+        assert_eq!(send(&mut ends, &THREE), [vec![333_333_333; 3], vec![UNPACED; 3]]);
         let paced = ends[0].paced().expect("it has paced");
         assert_eq!((paced.times, paced.problem.clone()), (3, None));
     }
@@ -431,7 +436,7 @@ mod tests {
     fn the_channels_of_a_peer_share_its_part() {
         let both = [0, 1].map(|index| THREE.map(|(peer, _)| (peer, index)));
         let mut ends = star(true);
-        assert_eq!(send(&mut ends, both.as_flattened()), [vec![158_333_333; 6], vec![UNPACED; 6]]);
+        assert_eq!(send(&mut ends, both.as_flattened()), [vec![166_666_666; 6], vec![UNPACED; 6]]);
         // Two of the ranks are on one host.
         ends = star(true);
         let host = ends[0].peers[1].address.as_ref().expect("introduced").host;
@@ -440,36 +445,14 @@ mod tests {
     }
 
     #[test]
-    fn shorter_messages_are_paced_for_a_while_once_they_have_lost_segments() {
-        let mut shorter = Shorter::default();
-        let start = Instant::now();
-        let after = |seconds| start + Duration::from_secs(seconds);
-        (0..1000).for_each(|message| shorter.note(message % 32 == 0, start));
-        assert!(!shorter.are_paced(start), "one in 32");
-        (0..1000).for_each(|_| shorter.note(false, start));
-        (0..3).for_each(|_| shorter.note(true, start));
-        assert!(!shorter.are_paced(start));
-        shorter.note(true, start);
-        assert!(shorter.are_paced(after(9)) && !shorter.are_paced(after(10)));
-        (0..4).for_each(|_| shorter.note(true, after(10)));
-        assert!(shorter.are_paced(after(29)) && !shorter.are_paced(after(30)), "twice as long");
-        for round in 1..20 {
-            (0..4).for_each(|_| shorter.note(true, after(1000 * round)));
-        }
-        assert!(!shorter.are_paced(after(19_321)) && shorter.are_paced(after(19_319)));
-    }
-
-    #[test]
-    fn shorter_messages_are_paced_only_where_they_lose_segments() {
+    fn shorter_messages_are_paced_only_among_hosts_of_several_ranks() {
         // Peers that do not receive take less than a message, so that it is seen.
-        let options = TcpOptions { recv_buffer_bytes: Some(8 << 10), ..TcpOptions::default() };
-        let len = 100_000;
+        let mut ends = star_with(TcpOptions { recv_buffer_bytes: Some(8 << 10), ..TcpOptions::default() });
         let three = vec![UNPACED; 3];
-        let mut ends = star_with(options.clone());
-        assert_eq!(send_of(&mut ends, &THREE, len), [three.clone(), three.clone()]);
-        let mut ends = star_with(options);
-        ends[0].pacing.shorter.until = Instant::now().checked_add(Duration::from_secs(600));
-        assert_eq!(send_of(&mut ends, &THREE, len), [vec![316_666_666; 3], three]);
+        assert_eq!(send_of(&mut ends, &THREE, 90_000), [three.clone(), three.clone()]);
+        assert_eq!(send_of(&mut ends, &THREE, 100_000), [vec![333_333_333; 3], three.clone()]);
+        ends[0].links.iter_mut().for_each(|link| link.pace.long_bytes = LONG_AMONG_SEVERAL_BYTES);
+        assert_eq!(send_of(&mut ends, &THREE, 90_000), [vec![333_333_333; 3], three]);
     }
 
     #[test]
@@ -487,7 +470,7 @@ mod tests {
         let mut ends = star(true);
         (1..4).for_each(|peer| ends[0].expect(peer, 1e7));
         let [during, after] = send(&mut ends, &THREE);
-        assert_eq!((during, after), (vec![3_166_666; 3], vec![UNPACED; 3]));
+        assert_eq!((during, after), (vec![3_333_333; 3], vec![UNPACED; 3]));
         // A trial fails, for ten seconds, where the processors are taken away in it.
         let long = Instant::now() + Duration::from_secs(60);
         while ends[0].pacing.climb.rate(1e7, RATE_MOST) <= 2e7 && Instant::now() < long {

@@ -28,11 +28,21 @@ pub(super) fn is_silence(error: Option<&io::Error>) -> bool {
 
 /// Sends as much of the list as the kernel takes, which is more than nothing.
 pub(super) fn send(socket: &Socket, io: &mut IoList) -> Result<usize, Stop> {
+    send_with(socket, io, 0)
+}
+
+/// Sends as [`send`] does, and lets no later bytes join the last packets: the list leaves as a train of its own.
+pub(super) fn send_train(socket: &Socket, io: &mut IoList) -> Result<usize, Stop> {
+    send_with(socket, io, libc::MSG_EOR)
+}
+
+fn send_with(socket: &Socket, io: &mut IoList, flags: libc::c_int) -> Result<usize, Stop> {
     transfer(io, |message| {
+        let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: the list holds ranges of memory that are valid for reading: of posted sends, until their tokens
         // complete (module `pieces`), or of the endpoint itself. The kernel only reads them. The message header is
         // valid for the call.
-        unsafe { libc::sendmsg(socket.as_raw_fd(), message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }
+        unsafe { libc::sendmsg(socket.as_raw_fd(), message, flags) }
     })
 }
 
@@ -92,9 +102,19 @@ pub(super) fn is_at_end(socket: &Socket) -> bool {
 
 /// Returns the number of bytes that the peer's kernel has not acknowledged.
 pub(super) fn unacknowledged_bytes(socket: &Socket) -> usize {
+    count_bytes(socket, libc::TIOCOUTQ) // the same number as SIOCOUTQ
+}
+
+/// Returns the number of bytes that the kernel has not sent.
+pub(super) fn unsent_bytes(socket: &Socket) -> usize {
+    const SIOCOUTQNSD: libc::Ioctl = 0x894B; // linux/sockios.h
+    count_bytes(socket, SIOCOUTQNSD)
+}
+
+fn count_bytes(socket: &Socket, request: libc::Ioctl) -> usize {
     let mut count: libc::c_int = 0;
-    // SAFETY: SIOCOUTQ (the same number as TIOCOUTQ) writes one int to the given address.
-    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut count) };
+    // SAFETY: SIOCOUTQ and SIOCOUTQNSD write one int to the given address. Tests: `pacing::tests`.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut count) };
     if rc == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }
 }
 
