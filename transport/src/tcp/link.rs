@@ -201,8 +201,8 @@ impl Link {
             }
             return Ok((sent.bytes, !sent.is_over && sent.bytes < budget));
         }
-        let (moved, is_full) = match self.pace.train_bytes() {
-            Some(longest) => self.outbound.flush_trains(socket, work, (budget, longest), done)?,
+        let (moved, is_full) = match self.pace.train() {
+            Some(train) => self.outbound.flush_trains(socket, work, (budget, train), done)?,
             None => {
                 let moved = self.outbound.flush(socket, work, budget, done)?;
                 (moved, moved < work.io.bytes())

@@ -20,6 +20,18 @@ pub(super) const BATCH: usize = IO_PIECES / 2;
 /// thus costs one system call, and a single message is not delayed. 16 KiB take about as long to copy as a call.
 pub(super) const BURST_BYTES: usize = 16 << 10;
 
+/// Bytes of messages that share a train of packets. Fewer are not worth a system call and packets of their own.
+const LEAST_TRAIN_BYTES: usize = 8 << 10;
+
+/// How bytes are divided into trains: packets that the kernel sends in one go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Train {
+    /// Trains of about equal length, of up to this many bytes.
+    UpTo(usize),
+    /// A train for each message.
+    Message,
+}
+
 /// A message that waits to be sent or is partly sent.
 #[derive(Debug)]
 pub(super) struct Send {
@@ -63,21 +75,25 @@ impl Outbound {
         self.flush_by(socket::send, socket, work, budget, done)
     }
 
-    /// Hands bytes to the kernel as [`Outbound::flush`] does, but in trains of about equal length, of up to `longest`
-    /// bytes. Returns the number of bytes, and whether the kernel is full.
+    /// Hands bytes to the kernel as [`Outbound::flush`] does, but in trains of packets. Returns the number of bytes, and
+    /// whether the kernel is full.
     pub(super) fn flush_trains(
         &mut self,
         socket: &Socket,
         work: &mut Workspace,
-        (budget, longest): (usize, usize),
+        (budget, train): (usize, Train),
         mut done: impl FnMut(Token),
     ) -> Result<(usize, bool), Stop> {
         let left = self.left_bytes();
-        let train = left.div_ceil(left.div_ceil(longest).max(1));
         let mut total = 0;
-        while total < budget && !self.queue.is_empty() {
-            let most = train.min(budget - total);
-            match self.flush_by(socket::send_train, socket, work, most, &mut done) {
+        while total < budget
+            && let Some(front) = self.queue.front()
+        {
+            let most = match train {
+                Train::UpTo(longest) => left.div_ceil(left.div_ceil(longest).max(1)),
+                Train::Message => (front.len + HEADER_BYTES - front.sent).max(LEAST_TRAIN_BYTES),
+            };
+            match self.flush_by(socket::send_train, socket, work, most.min(budget - total), &mut done) {
                 Ok(moved) => total += moved,
                 Err(Stop::Blocked) if total > 0 => return Ok((total, true)),
                 Err(stop) => return Err(stop),
@@ -162,27 +178,35 @@ mod tests {
     use crate::endpoint::Piece;
 
     #[test]
-    fn trains_have_about_one_length_and_take_messages_together() {
+    fn trains_have_about_one_length_or_are_messages() {
+        let lengths = |train| trains_of([100_000, 50, 9000], train);
+        assert_eq!(lengths(Train::UpTo(40_000)), [36_382, 36_382, 36_382]);
+        assert_eq!(lengths(Train::Message), [100_032, 8_192, 922]);
+        assert_eq!(trains_of([9000, 8_160, 100], Train::Message), [9032, 8192, 132]);
+    }
+
+    /// Sends messages of some lengths, and returns the lengths of the trains.
+    fn trains_of(lengths: [usize; 3], train: Train) -> Vec<usize> {
         // A socket that keeps records apart shows what each call has sent.
         let (here, there) = Socket::pair(Domain::UNIX, Type::SEQPACKET, None).expect("a pair");
-        let mut bytes = vec![7_u8; 100_000];
+        let mut bytes = vec![7_u8; 200_000];
         let mut outbound = Outbound::default();
-        let messages = [100_000, 50].map(|len| [Piece { ptr: bytes.as_mut_ptr(), len }]);
+        let messages = lengths.map(|len| [Piece { ptr: bytes.as_mut_ptr(), len }]);
         for (token, pieces) in (1..).zip(&messages) {
             let (pieces, len) = Pieces::new(pieces);
             outbound.queue.push_back(Send::new(Token(token), 5, len.expect("some"), pieces));
         }
         let (mut work, mut done) = (Workspace::new(), Vec::new());
-        let sent = outbound.flush_trains(&here, &mut work, (usize::MAX, 40_000), |token| done.push(token));
-        assert!(matches!(sent, Ok((100_114, false))), "the messages and two headers: {sent:?}");
-        assert_eq!(done, [Token(1), Token(2)]);
-        let lengths: Vec<isize> = (0..3)
-            .map(|_| {
-                let into = bytes.as_mut_ptr().cast();
-                // SAFETY: the vector has the given length.
-                unsafe { libc::recv(there.as_raw_fd(), into, bytes.len(), libc::MSG_DONTWAIT) }
-            })
-            .collect();
-        assert_eq!(lengths, [33_372, 33_372, 33_370]);
+        let sent = outbound.flush_trains(&here, &mut work, (usize::MAX, train), |token| done.push(token));
+        let all = lengths.iter().sum::<usize>() + 3 * HEADER_BYTES;
+        assert!(matches!(sent, Ok((bytes, false)) if bytes == all), "{sent:?}");
+        assert_eq!(done, [Token(1), Token(2), Token(3)]);
+        let mut received = || {
+            let into = bytes.as_mut_ptr().cast();
+            // SAFETY: the vector has the given length.
+            usize::try_from(unsafe { libc::recv(there.as_raw_fd(), into, bytes.len(), libc::MSG_DONTWAIT) })
+                .ok()
+        };
+        std::iter::from_fn(|| received()).collect()
     }
 }

@@ -22,6 +22,7 @@ use super::address::Host;
 use super::climb::{Carried, Climb};
 use super::endpoint::{Peer, TcpEndpoint};
 use super::link::{Link, State};
+use super::outbound::Train;
 use super::socket::{self, TcpInfo};
 use crate::endpoint::Paced;
 
@@ -50,6 +51,9 @@ const HOSTS_LEAST: usize = 3;
 /// Rate in bytes per second up to which connections are paced. Faster paths are mostly those inside a machine, where the
 /// timers cost more than the losses.
 const RATE_MOST: f64 = 1.3e9;
+
+/// Rate in bytes per second up to which a message's time on the link matters more than the calls that send it alone.
+const SLOW_RATE: f64 = 1.5e8;
 
 /// Time between two looks at the bytes that are left.
 const LOOK_EVERY: Duration = Duration::from_micros(500);
@@ -80,6 +84,8 @@ pub(super) struct Pace {
     host: Option<Host>,
     /// Length from which messages are paced.
     long_bytes: usize,
+    /// Whether each message leaves as a train of its own, so that the receiver can pass it on before the next one.
+    is_slow: bool,
     /// Whether the path is known to be near.
     is_near: bool,
     /// The limit that the kernel has been told.
@@ -93,6 +99,7 @@ impl Default for Pace {
         Self {
             host: None,
             long_bytes: LONG_BYTES,
+            is_slow: false,
             is_near: false,
             bytes_per_second: UNPACED,
             is_listed: false,
@@ -138,10 +145,13 @@ impl Pace {
         self.is_near
     }
 
-    /// Returns the maximum length of a train of packets on a paced connection; `None` if the connection is not paced.
-    pub(super) fn train_bytes(&self) -> Option<usize> {
+    /// Returns how the connection's bytes are divided into trains of packets; `None` if the kernel decides.
+    pub(super) fn train(&self) -> Option<Train> {
+        if self.bytes_per_second == UNPACED {
+            return self.is_slow.then_some(Train::Message);
+        }
         let bytes = TRAIN_SECONDS * f64::from(self.bytes_per_second);
-        (self.bytes_per_second != UNPACED).then_some(bytes.clamp(TRAIN_LEAST, TRAIN_MOST) as usize)
+        Some(Train::UpTo(bytes.clamp(TRAIN_LEAST, TRAIN_MOST) as usize))
     }
 }
 
@@ -173,6 +183,7 @@ impl TcpEndpoint {
             return;
         }
         link.pace.host = Some(address.host);
+        link.pace.is_slow = peer.expected > 0.0 && peer.expected <= SLOW_RATE;
         link.pace.long_bytes = if has_several { LONG_AMONG_SEVERAL_BYTES } else { LONG_BYTES };
         link.pace.see(socket, peer);
         // Messages may have waited for the connection.
@@ -334,12 +345,10 @@ mod tests {
 
     #[test]
     fn a_pace_gives_the_length_of_trains() {
-        let train = |bytes_per_second| Pace { bytes_per_second, ..Pace::default() }.train_bytes();
-        assert_eq!(
-            [1_000_000, 50_000_000, 400_000_000].map(train),
-            [Some(32_768), Some(50_000), Some(65_536)]
-        );
-        assert_eq!(train(UNPACED), None);
+        let pace = |bytes_per_second| Pace { bytes_per_second, is_slow: true, ..Pace::default() };
+        let trains = [1_000_000, 50_000_000, 400_000_000].map(|pace_of| pace(pace_of).train());
+        assert_eq!(trains, [32_768, 50_000, 65_536].map(|longest| Some(Train::UpTo(longest))));
+        assert_eq!([pace(UNPACED).train(), Pace::default().train()], [Some(Train::Message), None]);
     }
 
     const LEN: usize = 16 << 20;
