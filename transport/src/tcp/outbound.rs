@@ -201,12 +201,12 @@ mod tests {
         let all = lengths.iter().sum::<usize>() + 3 * HEADER_BYTES;
         assert!(matches!(sent, Ok((bytes, false)) if bytes == all), "{sent:?}");
         assert_eq!(done, [Token(1), Token(2), Token(3)]);
-        let mut received = || {
+        let received = || {
             let into = bytes.as_mut_ptr().cast();
             // SAFETY: the vector has the given length.
             usize::try_from(unsafe { libc::recv(there.as_raw_fd(), into, bytes.len(), libc::MSG_DONTWAIT) })
                 .ok()
         };
-        std::iter::from_fn(|| received()).collect()
+        std::iter::from_fn(received).collect()
     }
 }
