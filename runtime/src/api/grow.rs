@@ -201,7 +201,7 @@ pub(super) fn join(
     loop {
         let mut offer = applicant.wait(how.invite, reach, until)?;
         let deadline = deadline_after(offer.admission.patience);
-        let made = join_admitted(&applicant, &mut offer, (config, &how.elastic)).and_then(Communicator::make);
+        let made = join_admitted(&applicant, &mut offer, config, &how.elastic).and_then(Communicator::make);
         match made {
             Ok(made) => match made.all_enter(deadline) {
                 Ok(true) => {
