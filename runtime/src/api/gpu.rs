@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::exchange::Exchange;
 use crate::gpu::GpuCounters;
 
+/// # GPU memory
 impl Communicator {
     /// Returns counts of operations on GPU memory so far.
     #[must_use]

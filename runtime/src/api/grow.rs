@@ -13,6 +13,7 @@ use crate::files::keep_secret;
 use crate::job::deadline_after;
 use crate::join::JoinSpec;
 
+/// # Growing a group
 impl Communicator {
     /// Returns an invitation to this communicator's group, for newcomers. It is text, which may be passed on in any
     /// way: a file, a variable (`KOLO_JOIN`), a launcher. Newcomers join with it

@@ -20,6 +20,7 @@ type SplitRequest = std::result::Result<(Option<u32>, i64), String>;
 /// Longest text of another rank that an error repeats, in bytes.
 const MOST_BYTES: usize = 500;
 
+/// # Communicators of some or all of the ranks
 impl Communicator {
     /// Splits the communicator: ranks that give the same `color` form a new one, ordered by `key`, which may be
     /// negative, and then by rank. A rank that gives `None` gets no communicator. Every rank of this communicator
