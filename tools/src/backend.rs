@@ -10,6 +10,7 @@ use kolo::JoinSpec;
 use kolo::{Cluster, Collective, Communicator, Config, DataType, RawCall, ReduceOp, SymmetricBuffer, Work};
 use kolo_collectives::Task;
 use kolo_collectives::overrides::{Overrides, Rule};
+use kolo_collectives::plan::Placement;
 
 use crate::error::{CliError, Result};
 
@@ -178,24 +179,17 @@ pub(crate) fn threads(count: u32, request: &Request, body: Body<'_>) -> Result<(
     failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
 }
 
-/// Returns how `ranks` ranks of this host would carry out a collective of `count` elements under these settings.
-pub(crate) fn way_here(
-    ranks: u32,
-    request: &Request,
-    task: &Task,
-    in_place: bool,
-    count: u64,
-    data_type: DataType,
-) -> Result<String> {
-    let blocks = if task.collective.has_block_per_rank() { ranks as usize } else { 1 };
+/// Returns how the ranks of a task, on this host, would carry out its collective of `count` elements.
+pub(crate) fn way_here(request: &Request, task: &Task, count: u64, data_type: DataType) -> Result<String> {
+    let blocks = if task.collective.has_block_per_rank() { task.world_size as usize } else { 1 };
     let bytes = count as usize * data_type.size() * blocks;
     let way = Mutex::new(None);
-    threads(ranks, request, &|comm| {
+    threads(task.world_size, request, &|comm| {
         // No data is sent: only lengths and places matter.
         let (mut output, input) = (vec![0_u8; bytes], vec![0_u8; bytes]);
         let call = Call {
             collective: task.collective,
-            input: if in_place { output.as_ptr() } else { input.as_ptr() },
+            input: if task.placement == Placement::InPlace { output.as_ptr() } else { input.as_ptr() },
             output: output.as_mut_ptr(),
             count,
             data_type,

@@ -1,21 +1,18 @@
 //! `kolo explain`: shows which algorithm is chosen, what the others would cost, and the steps of the plan.
 
-use std::fmt::Write as _;
-use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use kolo::internal::profile::{Loaded, Rates};
 use kolo::internal::selection::{apply_settings, model_inside};
-use kolo::{Config, DataType, LoadedPlans};
-use kolo_collectives::check::{self, Options};
+use kolo::{Config, DataType};
+use kolo_collectives::Task;
 use kolo_collectives::model::Model;
 use kolo_collectives::select::{Choice, select};
-use kolo_collectives::simulate::Cluster;
-use kolo_collectives::{Algorithm, Task};
 use tabled::builder::Builder;
 use tabled::settings::Style;
 
+use crate::answer::Answer;
 use crate::backend::{self, Request};
 use crate::error::{CliError, Result};
 use crate::info::machine;
@@ -23,6 +20,7 @@ use crate::perf::{console, human_bytes};
 use crate::plan_file::{self, PlanArgs};
 use crate::planning::{CallArgs, human_seconds, inside, on_unequal_hosts};
 
+mod file;
 mod in_force;
 
 /// With more ranks, proving the plan takes longer than a person waits; `kolo sim` does it on request.
@@ -83,6 +81,24 @@ pub(crate) enum Network {
 }
 
 impl ExplainArgs {
+    /// Returns the host of each rank, if the ranks can be spread over the hosts and one of them is to be shown.
+    fn hosts_of_ranks(&self) -> Result<Vec<u32>> {
+        if self.hosts == 0 || !self.ranks.is_multiple_of(self.hosts) {
+            return Err(CliError::usage(
+                format!("{} ranks cannot be spread evenly over {} hosts", self.ranks, self.hosts),
+                "Make --ranks a multiple of --hosts",
+            ));
+        }
+        if self.rank >= self.ranks {
+            return Err(CliError::usage(
+                format!("--rank {} is out of range: there are {} ranks", self.rank, self.ranks),
+                "Choose one of them",
+            ));
+        }
+        let per_host = self.ranks / self.hosts;
+        Ok((0..self.ranks).map(|rank| rank / per_host).collect())
+    }
+
     /// Returns the processors per host as a run would have them: those of this machine, if there is one host.
     fn processors_per_host(&self) -> u32 {
         let default =
@@ -114,78 +130,131 @@ impl Network {
 
 /// Runs `kolo explain`.
 pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode> {
-    let text = explain(args, &Config::from_env()?)?;
-    console::print(text)?;
+    let answer = Question { args, config: &Config::from_env()? }.answer()?;
+    console::print(answer.to_string())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn explain(args: &ExplainArgs, config: &Config) -> Result<String> {
-    if let Some(path) = &args.file.plan {
-        return explain_file(args, config, path, None);
-    }
-    if args.hosts == 0 || !args.ranks.is_multiple_of(args.hosts) {
-        return Err(CliError::usage(
-            format!("{} ranks cannot be spread evenly over {} hosts", args.ranks, args.hosts),
-            "Make --ranks a multiple of --hosts",
-        ));
-    }
-    if args.rank >= args.ranks {
-        return Err(CliError::usage(
-            format!("--rank {} is out of range: there are {} ranks", args.rank, args.ranks),
-            "Choose one of them",
-        ));
-    }
-    let per_host = args.ranks / args.hosts;
-    let hosts: Vec<u32> = (0..args.ranks).map(|rank| rank / per_host).collect();
-    let task = args.call.task(hosts.clone(), &config.transports)?;
-    let call = in_force::applied(&args.call, config, &task)?;
-    if args.file.plan_out.is_none()
-        && let Some(loaded) = in_force::plans(&call, config, &hosts, &task)?
-    {
-        return explain_file(args, config, &loaded.path, Some(&loaded));
-    }
-    let profile = config.profile.as_ref();
-    let task = match known_rates(args.hosts, profile) {
-        Some(rates) => on_unequal_hosts(task, &rates.hosts),
-        None => task,
-    };
-    let mut model = configured(args.network.model(), config);
-    model.oversubscription = (f64::from(per_host) / f64::from(args.processors_per_host())).max(1.0);
-    let mut choice = choose(&call, &task, &model)?;
-    apply_settings(&mut choice, config.segment_bytes, config.window);
-    let written = plan_file::write_choice(&args.file, &args.call, &task, &choice)?;
-    let tuned = task.clone().with_params(choice.params);
-    let mut out = heading(args, config, &choice);
-    if let Some(way) = way_here(args, &task)? {
-        let _ = writeln!(out, "  {:<10} {way}", "taken here");
-    }
-    if let Some(written) = written {
-        let _ = writeln!(out, "  {:<10} {written}", "written");
-    }
-    let _ = writeln!(out, "\n{}", losers(&choice));
-    let _ = writeln!(out, "{}", proof(args, &tuned, choice.algorithm, choice.segment_bytes)?);
-    if !args.no_steps {
-        let _ = writeln!(out, "\n{}", choice.algorithm.plan(&tuned, args.rank));
-    }
-    Ok(out)
+/// A call to explain: the options, and the settings, which count where there is no option.
+#[derive(Clone, Copy)]
+struct Question<'a> {
+    args: &'a ExplainArgs,
+    config: &'a Config,
 }
 
-/// Explains the plan of a file, with its time on hosts that the constants or the profile describe.
-fn explain_file(
-    args: &ExplainArgs,
-    config: &Config,
-    path: &Path,
-    used: Option<&LoadedPlans>,
-) -> Result<String> {
-    let model = configured(args.network.model(), config);
-    let cluster = |ranks: u32| Cluster {
-        hosts: args.hosts.max(1),
-        ranks_per_host: ranks / args.hosts.max(1),
-        model,
-        ..Cluster::default()
-    };
-    let settings = in_force::words(args, config, used);
-    plan_file::explain(path, &args.call, settings, cluster, (!args.no_steps).then_some(args.rank))
+impl Question<'_> {
+    fn answer(self) -> Result<Answer> {
+        let Self { args, config } = self;
+        if let Some(path) = &args.file.plan {
+            return self.answer_of_file(&plan_file::read(path, &args.call)?, self.settings(None));
+        }
+        let hosts = args.hosts_of_ranks()?;
+        let task = args.call.task(hosts.clone(), &config.transports)?;
+        let call = self.call_in_force(&task)?;
+        if args.file.plan_out.is_none()
+            && let Some(loaded) = self.plans_in_force(&call, &hosts, &task)?
+        {
+            return self.answer_of_file(&loaded, self.settings(Some(&loaded)));
+        }
+        let task = match known_rates(args.hosts, config.profile.as_ref()) {
+            Some(rates) => on_unequal_hosts(task, &rates.hosts),
+            None => task,
+        };
+        let mut model = configured(args.network.model(), config);
+        let (per_host, processors) = (args.ranks / args.hosts, args.processors_per_host());
+        model.oversubscription = (f64::from(per_host) / f64::from(processors)).max(1.0);
+        let mut choice = choose(&call, &task, &model)?;
+        apply_settings(&mut choice, config.segment_bytes, config.window);
+        let written = plan_file::write_choice(&args.file, &args.call, &task, &choice)?;
+        let tuned = task.clone().with_params(choice.params);
+        let mut answer = self.summary(&choice);
+        answer.row("taken here", self.way_here(&task)?);
+        answer.row("written", written);
+        answer.paragraph(format!("{}\n{}", losers(&choice), self.proof(&tuned, &choice)?));
+        if !args.no_steps {
+            answer.paragraph(choice.algorithm.plan(&tuned, args.rank).to_string());
+        }
+        Ok(answer)
+    }
+
+    /// Returns the way that ranks on this host would take for the call, which need not be a plan; `None` if it cannot
+    /// be tried out.
+    fn way_here(self, task: &Task) -> Result<Option<String>> {
+        let Self { args, .. } = self;
+        let call = &args.call;
+        let data_type = match call.element_bytes {
+            1 => DataType::U8,
+            2 => DataType::F16,
+            4 => DataType::F32,
+            8 => DataType::F64,
+            _ => return Ok(None),
+        };
+        let fits = args.ranks <= MAX_TRIED_RANKS && call.bytes <= MAX_TRIED_BYTES;
+        let is_other = call.canonical || call.is_symmetric() || call.shards.is_some();
+        if args.hosts > 1 || args.processors.is_some() || is_other || !fits {
+            return Ok(None);
+        }
+        let request = Request {
+            algorithm: call.algo.map(|algorithm| format!("{}:{algorithm}", call.collective)),
+            ..Request::default()
+        };
+        let count = call.selection_bytes(args.ranks) / call.element_bytes;
+        let way = backend::way_here(&request, task, count, data_type)?;
+        Ok(Some(way).filter(|way| !way.is_empty()))
+    }
+
+    fn summary(self, choice: &Choice) -> Answer {
+        let Self { args, config } = self;
+        let call = &args.call;
+        let block = call.selection_bytes(args.ranks);
+        let blocks = if call.collective.has_block_per_rank() {
+            format!(" ({} per block)", human_bytes(block as f64))
+        } else {
+            String::new()
+        };
+        let shards = call.shards.map_or_else(String::new, |shards| format!(" over {shards} shards"));
+        let bytes = human_bytes(call.bytes as f64);
+        let constants = config.profile.as_ref().map_or_else(
+            || "built-in (KOLO_PROFILE names none)".to_owned(),
+            |loaded| format!("{} ({})", loaded.path.display(), loaded.profile.digest()),
+        );
+        let segments = (block as usize).div_ceil(choice.segment_bytes.max(1)).max(1);
+        let (segment, in_flight) = (human_bytes(choice.segment_bytes as f64), choice.window.min(segments));
+        let rows = [
+            ("algorithm", choice.algorithm.to_string()),
+            ("from", choice.algorithm.source().to_owned()),
+            ("why", choice.reason.clone()),
+            ("constants", constants),
+            ("settings", self.settings(None)),
+            ("processors", args.processors()),
+            ("expected", human_seconds(choice.cost_seconds)),
+            ("segments", format!("{segments} of up to {segment}, {in_flight} in flight")),
+        ];
+        let (collective, ranks, hosts) = (call.collective, args.ranks, args.hosts);
+        let title = format!("{collective}{shards} of {bytes}{blocks} on {ranks} rank(s), {hosts} host(s)");
+        Answer::new(title, rows)
+    }
+
+    /// Returns the checker's verdict on the plans.
+    fn proof(self, task: &Task, choice: &Choice) -> Result<String> {
+        if task.world_size > MAX_CHECKED_RANKS {
+            return Ok(format!(
+                "not checked: more than {MAX_CHECKED_RANKS} ranks; `kolo sim` checks larger worlds"
+            ));
+        }
+        let call = &self.args.call;
+        let report = call.checked(&choice.algorithm.plans(task), choice.segment_bytes as u64)?;
+        let published = match report.published {
+            0 => String::new(),
+            elements => format!("; {} copied into memory that ranks share", call.human_elements(elements)),
+        };
+        Ok(format!(
+            "checked: {}; at most {} peers per rank; {} of staging{published}",
+            call.proof(&report),
+            report.connections,
+            call.human_elements(report.scratch_elements as u64),
+        ))
+    }
 }
 
 /// Selects the algorithm for a call.
@@ -209,78 +278,6 @@ pub(crate) fn known_rates(hosts: u32, profile: Option<&Loaded>) -> Option<Rates>
     (names.len() == hosts as usize).then(|| network.rates(&names).ok())?
 }
 
-/// Returns the way that ranks on this host would take for the call, which need not be a plan; `None` if it cannot be
-/// tried out.
-fn way_here(args: &ExplainArgs, task: &Task) -> Result<Option<String>> {
-    let call = &args.call;
-    let data_type = match call.element_bytes {
-        1 => DataType::U8,
-        2 => DataType::F16,
-        4 => DataType::F32,
-        8 => DataType::F64,
-        _ => return Ok(None),
-    };
-    let fits = args.ranks <= MAX_TRIED_RANKS && call.bytes <= MAX_TRIED_BYTES;
-    let is_other = call.canonical || call.is_symmetric() || call.shards.is_some();
-    if args.hosts > 1 || args.processors.is_some() || is_other || !fits {
-        return Ok(None);
-    }
-    let request = Request {
-        algorithm: call.algo.map(|algorithm| format!("{}:{algorithm}", call.collective)),
-        ..Request::default()
-    };
-    let count = call.selection_bytes(args.ranks) / call.element_bytes;
-    let way = backend::way_here(args.ranks, &request, task, call.in_place, count, data_type)?;
-    Ok(Some(way).filter(|way| !way.is_empty()))
-}
-
-fn heading(args: &ExplainArgs, config: &Config, choice: &Choice) -> String {
-    let call = &args.call;
-    let block = call.selection_bytes(args.ranks);
-    let blocks = if call.collective.has_block_per_rank() {
-        format!(" ({} per block)", human_bytes(block as f64))
-    } else {
-        String::new()
-    };
-    let shards = call.shards.map_or_else(String::new, |shards| format!(" over {shards} shards"));
-    let mut out = String::new();
-    let _ = writeln!(
-        out,
-        "{}{shards} of {}{blocks} on {} rank(s), {} host(s)",
-        call.collective,
-        human_bytes(call.bytes as f64),
-        args.ranks,
-        args.hosts
-    );
-    let segments = (block as usize).div_ceil(choice.segment_bytes.max(1)).max(1);
-    for (name, value) in [
-        ("algorithm", choice.algorithm.to_string()),
-        ("from", choice.algorithm.source().to_owned()),
-        ("why", choice.reason.clone()),
-        (
-            "constants",
-            config.profile.as_ref().map_or_else(
-                || "built-in (KOLO_PROFILE names none)".to_owned(),
-                |loaded| format!("{} ({})", loaded.path.display(), loaded.profile.digest()),
-            ),
-        ),
-        ("settings", in_force::words(args, config, None)),
-        ("processors", args.processors()),
-        ("expected", human_seconds(choice.cost_seconds)),
-        (
-            "segments",
-            format!(
-                "{segments} of up to {}, {} in flight",
-                human_bytes(choice.segment_bytes as f64),
-                choice.window.min(segments)
-            ),
-        ),
-    ] {
-        let _ = writeln!(out, "  {name:<10} {value}");
-    }
-    out
-}
-
 fn losers(choice: &Choice) -> String {
     let mut table = Builder::default();
     table.push_record(["not chosen", "expected", "why"]);
@@ -300,38 +297,6 @@ fn losers(choice: &Choice) -> String {
     table.build().with(Style::psql()).to_string()
 }
 
-/// Returns the checker's verdict on the plans.
-fn proof(args: &ExplainArgs, task: &Task, algorithm: Algorithm, segment_bytes: usize) -> Result<String> {
-    if task.world_size > MAX_CHECKED_RANKS {
-        return Ok(format!(
-            "not checked: more than {MAX_CHECKED_RANKS} ranks; `kolo sim` checks larger worlds"
-        ));
-    }
-    let plans = algorithm.plans(task);
-    let shapes: Vec<_> = plans.iter().map(|plan| args.call.shape(plan)).collect();
-    let element_bytes = args.call.element_bytes as usize;
-    let options = Options::quick().segmented((segment_bytes / element_bytes).max(1));
-    let report = check::check(&plans, &shapes, &options).map_err(|violation| {
-        CliError::failure(format!("the plan is wrong: {violation}"), "Please report this as a bug")
-    })?;
-    let published = match report.published {
-        0 => String::new(),
-        elements => format!(
-            "; {} copied into memory that ranks share",
-            human_bytes((elements as usize * element_bytes) as f64)
-        ),
-    };
-    Ok(format!(
-        "checked: right and free of deadlock; per segment {} messages and {} in all, {} from the busiest rank; at \
-         most {} peers per rank; {} of staging{published}",
-        report.messages,
-        human_bytes((report.elements as usize * element_bytes) as f64),
-        human_bytes((report.elements_per_rank as usize * element_bytes) as f64),
-        report.connections,
-        human_bytes((report.scratch_elements * element_bytes) as f64),
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
@@ -345,7 +310,9 @@ mod tests {
 
     fn explained_with(line: &str, config: &Config) -> Result<String> {
         match parse(format!("kolo explain {line}").split_whitespace().map(OsString::from)).unwrap().command {
-            Command::Explain(args) => explain(&args, config),
+            Command::Explain(args) => {
+                Question { args: &args, config }.answer().map(|answer| answer.to_string())
+            }
             other => panic!("{other:?}"),
         }
     }

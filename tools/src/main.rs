@@ -1,5 +1,6 @@
 //! The `kolo` command: perf, run, info, explain, sim, plan, tune, doctor.
 
+mod answer;
 mod backend;
 mod cli;
 mod clock;

@@ -1,22 +1,19 @@
 //! Files of plans: written by `explain --plan-out` and `kolo plan`, explained by `explain --plan`, simulated by `sim --plan`.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kolo::LoadedPlans;
 use kolo::internal::plans::{digest, to_text};
 use kolo_collectives::Task;
-use kolo_collectives::check::{self, Options, Report};
-use kolo_collectives::layout::Shape;
 use kolo_collectives::plan::{Placement, Plan};
 use kolo_collectives::plan_set::PlanSet;
 use kolo_collectives::select::Choice;
-use kolo_collectives::simulate::{Cluster, Timing, simulate};
+use kolo_collectives::simulate::{Cluster, Timing};
 
 use crate::error::{CliError, Result};
-use crate::perf::{human_bytes, parse_size};
-use crate::planning::{CallArgs, human_seconds};
+use crate::perf::parse_size;
+use crate::planning::CallArgs;
 
 /// Options of `explain` about files of plans.
 #[derive(Args, Debug)]
@@ -90,10 +87,6 @@ pub(crate) fn plans<'a>(set: &'a PlanSet, call: &CallArgs) -> &'a [Plan] {
     set.plans(if call.in_place { Placement::InPlace } else { Placement::OutOfPlace })
 }
 
-fn shapes(set: &PlanSet, call: &CallArgs) -> Vec<Shape> {
-    plans(set, call).iter().map(|plan| call.shape(plan)).collect()
-}
-
 /// Simulates the plans on a cluster with as many ranks.
 pub(crate) fn simulated(set: &PlanSet, call: &CallArgs, cluster: &Cluster) -> Result<Timing> {
     let serves = set.serves();
@@ -103,75 +96,5 @@ pub(crate) fn simulated(set: &PlanSet, call: &CallArgs, cluster: &Cluster) -> Re
             "Describe the hosts that it is for",
         )
     })?;
-    simulate(plans(set, call), &shapes(set, call), cluster).map_err(|violation| {
-        CliError::failure(
-            format!("the plans do not fit together: {violation}"),
-            "Please report this as a bug",
-        )
-    })
-}
-
-fn checked(set: &PlanSet, call: &CallArgs) -> Result<Report> {
-    let elements = (set.segment_bytes() / call.element_bytes).max(1) as usize;
-    let options = Options::quick().segmented(elements);
-    check::check(plans(set, call), &shapes(set, call), &options).map_err(|violation| {
-        CliError::failure(format!("the plan is wrong: {violation}"), "Please report this as a bug")
-    })
-}
-
-/// Explains the plan of a file in words, beside those on the settings in force.
-pub(crate) fn explain(
-    path: &Path,
-    call: &CallArgs,
-    settings: String,
-    cluster: impl FnOnce(u32) -> Cluster,
-    rank: Option<u32>,
-) -> Result<String> {
-    let loaded = read(path, call)?;
-    let (set, serves) = (&loaded.set, loaded.set.serves());
-    if rank.is_some_and(|rank| rank >= serves.ranks) {
-        return Err(CliError::usage(
-            format!("--rank is out of range: the plan is for {} ranks", serves.ranks),
-            "Choose one of them",
-        ));
-    }
-    let report = checked(set, call)?;
-    let mut cluster = Cluster { element_bytes: call.element_bytes as usize, ..cluster(serves.ranks) };
-    (cluster.segment_bytes, cluster.window) = (set.segment_bytes() as usize, set.window() as usize);
-    let time = match simulated(set, call, &cluster) {
-        Ok(timing) => human_seconds(timing.seconds),
-        Err(error) => error.message,
-    };
-    let hosts = serves.hosts.as_ref().map_or_else(|| "any".to_owned(), |hosts| format!("{hosts:?}"));
-    let to =
-        if serves.to_bytes == u64::MAX { "more".to_owned() } else { human_bytes(serves.to_bytes as f64) };
-    let element = call.element_bytes as f64;
-    let mut out =
-        format!("{} of {} on {} rank(s)\n", call.collective, human_bytes(call.bytes as f64), serves.ranks);
-    for (name, value) in [
-        ("plan", format!("{} of {} ({})", set.name(), path.display(), loaded.digest)),
-        ("serves", format!("{} to {to}; hosts {hosts}", human_bytes(serves.from_bytes as f64))),
-        ("settings", settings),
-        ("simulated", time),
-        (
-            "segments",
-            format!("of up to {}, {} in flight", human_bytes(set.segment_bytes() as f64), set.window()),
-        ),
-        (
-            "checked",
-            format!(
-                "right and free of deadlock; per segment {} messages and {} in all, {} from the busiest rank; {} of staging",
-                report.messages,
-                human_bytes(report.elements as f64 * element),
-                human_bytes(report.elements_per_rank as f64 * element),
-                human_bytes(report.scratch_elements as f64 * element),
-            ),
-        ),
-    ] {
-        let _ = writeln!(out, "  {name:<10} {value}");
-    }
-    if let Some(rank) = rank {
-        let _ = writeln!(out, "\n{}", plans(set, call)[rank as usize]);
-    }
-    Ok(out)
+    call.simulated(plans(set, call), cluster)
 }

@@ -1,5 +1,5 @@
-//! Options that `explain` and `sim` share: they turn a collective, a size and a number of ranks into a task with a
-//! shape.
+//! Options that `explain` and `sim` share. They turn a collective, a size and a number of ranks into a task with a
+//! shape, whose plans can be proved and simulated.
 
 use std::str::FromStr;
 
@@ -7,15 +7,17 @@ use clap::Args;
 use kolo::Transports;
 use kolo::internal::profile::{Inside, Rates};
 use kolo::internal::selection::offered_channels;
+use kolo_collectives::check::{self, Options, Report};
 use kolo_collectives::layout::Shape;
 use kolo_collectives::model::HostRate;
 use kolo_collectives::plan::{Collective, Cut, Plan};
 use kolo_collectives::select::Order;
+use kolo_collectives::simulate::{Cluster, Timing, simulate};
 use kolo_collectives::window::Symmetric;
 use kolo_collectives::{Algorithm, Task};
 
 use crate::error::{CliError, Result};
-use crate::perf::parse_size;
+use crate::perf::{human_bytes, parse_size};
 
 /// Options that describe one collective call.
 #[derive(Args, Debug, Clone)]
@@ -100,6 +102,42 @@ impl CallArgs {
             Cut::Vector { .. } | Cut::Shards { .. } => Shape::Vector { count },
             Cut::PerRank => Shape::Blocks { count },
         }
+    }
+
+    /// Returns the shapes that the plans of all ranks are bound to.
+    pub(crate) fn shapes(&self, plans: &[Plan]) -> Vec<Shape> {
+        plans.iter().map(|plan| self.shape(plan)).collect()
+    }
+
+    /// Simulates the plans of all ranks.
+    pub(crate) fn simulated(&self, plans: &[Plan], cluster: &Cluster) -> Result<Timing> {
+        simulate(plans, &self.shapes(plans), cluster).map_err(|violation| {
+            let problem = format!("the plans do not fit together: {violation}");
+            CliError::failure(problem, "Please report this as a bug")
+        })
+    }
+
+    /// Proves the plans of all ranks, for segments of at most this many bytes.
+    pub(crate) fn checked(&self, plans: &[Plan], segment_bytes: u64) -> Result<Report> {
+        let options = Options::quick().segmented((segment_bytes / self.element_bytes).max(1) as usize);
+        check::check(plans, &self.shapes(plans), &options).map_err(|violation| {
+            CliError::failure(format!("the plan is wrong: {violation}"), "Please report this as a bug")
+        })
+    }
+
+    /// Formats a number of elements as bytes.
+    pub(crate) fn human_elements(&self, elements: u64) -> String {
+        human_bytes(elements as f64 * self.element_bytes as f64)
+    }
+
+    /// Describes plans that have been proved.
+    pub(crate) fn proof(&self, report: &Report) -> String {
+        format!(
+            "right and free of deadlock; per segment {} messages and {} in all, {} from the busiest rank",
+            report.messages,
+            self.human_elements(report.elements),
+            self.human_elements(report.elements_per_rank),
+        )
     }
 
     /// Returns the required order of reduction.

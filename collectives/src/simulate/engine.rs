@@ -11,7 +11,9 @@ use crate::plan::{Action, Plan, Step, StepRef};
 use super::memory::Memory;
 use super::processor::{Claim, Processor};
 use super::stages::{Ready, Stages};
-use super::state::{Compiled, Event, Here, Host, Instance, Lane, Message, Rank, Record, Timed};
+use super::state::{
+    Arrival, Compiled, Departure, Event, Here, Host, Instance, Lane, Message, Rank, Record, Span, Timed,
+};
 use super::work::Work;
 use super::{Cluster, Timing, Traffic};
 
@@ -71,25 +73,9 @@ impl<'a> Engine<'a> {
             programs.push(lanes);
         }
         let (processors_per_host, slower) = sharing(cluster);
-        let ranks = plans.iter().zip(layouts).enumerate().map(|(rank, (plan, layout))| Rank {
-            host: cluster.host(rank as u32) as usize,
-            processor: (cluster.host(rank as u32) * processors_per_host
-                + cluster.place(rank as u32) % processors_per_host) as usize,
-            place: (cluster.place(rank as u32) / processors_per_host) as usize,
-            link_out: 0.0,
-            link_in: 0.0,
-            instances: Vec::new(),
-            calls: cluster.calls.max(1),
-            under_way: 0,
-            segments: if plan.lanes.is_empty() { 0 } else { layout.segments() },
-            finished: 0.0,
-            last_record: None,
-            dies: cluster
-                .killed
-                .filter(|killed| killed.rank as usize == rank)
-                .map_or(f64::INFINITY, |killed| killed.at_seconds),
-            has_after: plan.lanes.iter().any(|lane| lane.iter().any(|step| step.after.is_some())),
-        });
+        let each = (0..).zip(plans.iter().zip(layouts));
+        let ranks =
+            each.map(|(rank, (plan, layout))| Rank::new(rank, plan, layout, cluster, processors_per_host));
         let hosts = cluster.hosts.max(1) as usize;
         let shared_by = |number: u32| (cluster.ranks_per_host - number).div_ceil(processors_per_host);
         let of_host = (0..processors_per_host).map(|number| Processor::new(shared_by(number) as usize));
@@ -127,15 +113,10 @@ impl<'a> Engine<'a> {
         }
         while let Some(Reverse(Timed { at, event, .. })) = self.events.pop() {
             match event {
-                Event::Lane { rank, slot, lane } => self.wake(rank as usize, slot, lane, at),
+                Event::Lane(here) => self.wake(here, at),
                 Event::Turn { processor } => self.turn(processor, at),
-                Event::Depart { rank, slot, lane, step, bytes, sent, record } => {
-                    self.depart(rank as usize, slot, StepRef { lane, step }, (bytes, sent), at, record);
-                }
-                Event::Head { rank, slot, channel, bytes, inter, link_seconds, left, record } => {
-                    let message = (bytes, inter, link_seconds, left);
-                    self.land(rank as usize, slot, channel as usize, message, record, at);
-                }
+                Event::Depart(departure) => self.depart(departure, at),
+                Event::Arrive(arrival) => self.land(arrival, at),
             }
         }
         self.report()
@@ -148,12 +129,12 @@ impl<'a> Engine<'a> {
     }
 
     /// Lets a lane go on if it can, in the turn of its rank.
-    fn wake(&mut self, rank: usize, slot: u16, lane: u16, at: f64) {
-        let Rank { processor, place, .. } = self.ranks[rank];
+    fn wake(&mut self, here: Here, at: f64) {
+        let Rank { processor, place, .. } = self.ranks[here.rank];
         let switch = self.cluster.model.switch_seconds;
-        match self.processors[processor].claim(place, (slot, lane), at, switch) {
-            Claim::Now => self.advance(rank, slot, lane, at),
-            Claim::At(later) => self.schedule(later, Event::Lane { rank: rank as u32, slot, lane }),
+        match self.processors[processor].claim(place, (here.slot, here.lane), at, switch) {
+            Claim::Now => self.advance(here, at),
+            Claim::At(later) => self.schedule(later, Event::Lane(here)),
             Claim::Queued(None) => {}
             Claim::Queued(Some(free)) => self.schedule(free, Event::Turn { processor: processor as u32 }),
         }
@@ -163,11 +144,10 @@ impl<'a> Engine<'a> {
         let switch = self.cluster.model.switch_seconds;
         let (place, lanes, free, again) = self.processors[processor as usize].turn(at, switch);
         let per_host = self.processors_per_host;
-        let rank = processor / per_host * self.cluster.ranks_per_host
-            + processor % per_host
-            + place as u32 * per_host;
+        let first = processor / per_host * self.cluster.ranks_per_host + processor % per_host;
+        let rank = (first + place as u32 * per_host) as usize;
         for (slot, lane) in lanes {
-            self.schedule(free, Event::Lane { rank, slot, lane });
+            self.schedule(free, Event::Lane(Here { rank, slot, lane }));
         }
         if let Some(again) = again {
             self.schedule(again, Event::Turn { processor });
@@ -232,16 +212,17 @@ impl<'a> Engine<'a> {
             at
         };
         for lane in 0..lanes {
-            self.schedule(at, Event::Lane { rank: rank as u32, slot: slot as u16, lane: lane as u16 });
+            self.schedule(at, Event::Lane(Here { rank, slot: slot as u16, lane: lane as u16 }));
         }
     }
 
     /// Ends a lane whose steps are all done, as soon as its sends have been read.
-    fn end_lane(&mut self, (rank, slot, lane): (usize, u16, u16), at: f64) {
+    fn end_lane(&mut self, here: Here, at: f64) {
+        let Here { rank, slot, lane } = here;
         let instance = &mut self.ranks[rank].instances[usize::from(slot)];
         let Lane { read_out, last, .. } = instance.lanes[usize::from(lane)];
         if read_out > at {
-            return self.schedule(read_out, Event::Lane { rank: rank as u32, slot, lane });
+            return self.schedule(read_out, Event::Lane(here));
         }
         instance.unfinished -= 1;
         let all = instance.unfinished == 0;
@@ -256,16 +237,16 @@ impl<'a> Engine<'a> {
     }
 
     /// Runs the next step of a lane, if the step can begin at time `at`.
-    fn advance(&mut self, rank: usize, slot: u16, lane: u16, at: f64) {
+    fn advance(&mut self, here: Here, at: f64) {
+        let Here { rank, slot, lane } = here;
         if at >= self.ranks[rank].dies {
             return;
         }
-        let here = Here { rank, slot, lane };
         let instance = &self.ranks[rank].instances[usize::from(slot)];
         let (segment, number) = (instance.segment, instance.lanes[usize::from(lane)].next);
         let program = &self.programs[rank][usize::from(lane)];
         let Some(compiled) = program.get(usize::from(number)).copied() else {
-            return self.end_lane((rank, slot, lane), at);
+            return self.end_lane(here, at);
         };
         let Some(mut cause) = self.may_begin(here, &compiled, at) else { return };
         let bytes = self.bytes(rank, &compiled.step.action, segment);
@@ -281,8 +262,8 @@ impl<'a> Engine<'a> {
             arrived = message.arrived;
         }
         let work = self.work(here, number, &compiled, bytes, arrived);
-        let (start, done) = self.occupy(rank, &work, at, &mut cause);
-        self.end_step(here, &compiled, bytes, (start + work.opening, done), cause);
+        let span = self.occupy(rank, &work, at, &mut cause);
+        self.end_step(here, &compiled, bytes, span, cause);
     }
 
     /// Returns the record of the step for which this one has waited last, if any. `None` if it cannot begin yet: its
@@ -296,7 +277,7 @@ impl<'a> Engine<'a> {
             if done > at {
                 // Once the step has begun, its end is known and no event will announce it.
                 if done.is_finite() {
-                    self.schedule(done, here.event());
+                    self.schedule(done, Event::Lane(here));
                 } else {
                     lanes[usize::from(lane)].waiting_after = true;
                 }
@@ -305,7 +286,7 @@ impl<'a> Engine<'a> {
             cause = self.later(cause, done, Some(record));
         }
         if compiled.step.fence && read_out > at {
-            self.schedule(read_out, here.event());
+            self.schedule(read_out, Event::Lane(here));
             return None;
         }
         let latency = self.stage_latency();
@@ -317,7 +298,7 @@ impl<'a> Engine<'a> {
         match ready {
             Ready::Later => None,
             Ready::At(ready, _) if ready > at => {
-                self.schedule(ready, here.event());
+                self.schedule(ready, Event::Lane(here));
                 None
             }
             Ready::At(ready, record) => Some(self.later(cause, ready, record)),
@@ -344,18 +325,19 @@ impl<'a> Engine<'a> {
             return None;
         };
         if message.begins > at {
-            self.schedule(message.begins, here.event());
+            self.schedule(message.begins, Event::Lane(here));
             return None;
         }
         self.queues[slot][channel].pop_front();
         Some(message)
     }
 
-    /// Lets a step work as soon as its processor is free. Returns begin and end.
-    fn occupy(&mut self, rank: usize, work: &Work, at: f64, cause: &mut Option<u32>) -> (f64, f64) {
+    /// Lets a step work as soon as its processor is free.
+    fn occupy(&mut self, rank: usize, work: &Work, at: f64, cause: &mut Option<u32>) -> Span {
         let state = &self.ranks[rank];
         let processor = &mut self.processors[state.processor];
         let start = processor.free.max(at);
+        let begin = start + work.opening;
         let mut last_byte = work.last_byte;
         if work.on_bus > 0.0 {
             let host = &mut self.hosts[state.host];
@@ -363,7 +345,7 @@ impl<'a> Engine<'a> {
             last_byte = host.memory;
         }
         if work.seconds <= 0.0 {
-            return (start, at);
+            return Span { begin, end: at };
         }
         if processor.free > at {
             *cause = processor.record.or(*cause);
@@ -371,19 +353,12 @@ impl<'a> Engine<'a> {
         processor.free = start + work.seconds;
         // The step's record comes next.
         processor.record = Some(self.records.len() as u32);
-        (start, processor.free.max(last_byte))
+        Span { begin, end: processor.free.max(last_byte) }
     }
 
-    /// Records a step that is over at `done`, whose link, if it sends, may begin at `begun`. Wakes those that wait for it.
-    fn end_step(
-        &mut self,
-        here: Here,
-        compiled: &Compiled,
-        bytes: f64,
-        (begun, done): (f64, f64),
-        cause: Option<u32>,
-    ) {
-        let Here { rank, slot, lane } = here;
+    /// Records a step, and wakes those that wait for its end.
+    fn end_step(&mut self, here: Here, compiled: &Compiled, bytes: f64, span: Span, cause: Option<u32>) {
+        let (Here { rank, slot, lane }, done) = (here, span.end);
         let (slot_index, lane_index) = (usize::from(slot), usize::from(lane));
         let instance = &self.ranks[rank].instances[slot_index];
         let step = StepRef { lane, step: instance.lanes[lane_index].next };
@@ -392,13 +367,12 @@ impl<'a> Engine<'a> {
         if let Action::Publish { .. } = compiled.step.action {
             let latency = self.stage_latency();
             for (rank, lane) in self.stages.publish(rank, slot_index, done, record) {
-                self.schedule(done + latency, Event::Lane { rank, slot, lane });
+                self.schedule(done + latency, Event::Lane(Here { rank: rank as usize, slot, lane }));
             }
         }
         let sends = matches!(compiled.step.action, Action::Send { .. }) && bytes > 0.0
             || matches!(compiled.step.action, Action::Signal { .. });
-        let read_out =
-            if sends { self.post(rank, slot, (step, (begun, done)), compiled, bytes, record) } else { 0.0 };
+        let read_out = if sends { self.post(here, step, compiled, bytes, span, record) } else { 0.0 };
         let lanes = &mut self.ranks[rank].instances[slot_index].lanes;
         let state = &mut lanes[lane_index];
         state.read_out = state.read_out.max(read_out);
@@ -408,37 +382,35 @@ impl<'a> Engine<'a> {
             state.done[usize::from(step.step)] = (done, record);
             for other in 0..lanes.len() {
                 if std::mem::take(&mut self.ranks[rank].instances[slot_index].lanes[other].waiting_after) {
-                    self.schedule(done, Here { lane: other as u16, ..here }.event());
+                    self.schedule(done, Event::Lane(Here { lane: other as u16, ..here }));
                 }
             }
         }
-        self.schedule(done, here.event());
+        self.schedule(done, Event::Lane(here));
     }
 
-    /// Queues a message for the sender's link. The link may begin at the first of the two times while the sender's
-    /// processor works until the second. Returns the time at which the link has read the message if nothing else is in
-    /// the way.
+    /// Queues a message for the sender's link, which may begin while the sender's processor still works. Returns the time
+    /// at which the link has read the message if nothing else is in the way.
     fn post(
         &mut self,
-        rank: usize,
-        slot: u16,
-        at: (StepRef, (f64, f64)),
+        here: Here,
+        step: StepRef,
         compiled: &Compiled,
         bytes: f64,
+        span: Span,
         record: u32,
     ) -> f64 {
-        let (step, (at, sent)) = at;
+        let Here { rank, slot, .. } = here;
         let link_seconds = self.link_seconds(rank, step, compiled.inter, bytes);
         let traffic = if compiled.inter { &mut self.inter } else { &mut self.intra };
         traffic.messages += 1;
         traffic.bytes += bytes as u64;
         let state = &mut self.ranks[rank];
-        let start = state.link_out.max(at);
+        let start = state.link_out.max(span.begin);
         state.link_out = start + link_seconds;
-        let read_out = state.link_out.max(sent);
-        let event =
-            Event::Depart { rank: rank as u32, slot, lane: step.lane, step: step.step, bytes, sent, record };
-        self.schedule(start, event);
+        let read_out = state.link_out.max(span.end);
+        let departure = Departure { rank: rank as u32, slot, step, bytes, sent: span.end, record };
+        self.schedule(start, Event::Depart(departure));
         read_out
     }
 
@@ -454,15 +426,9 @@ impl<'a> Engine<'a> {
     }
 
     /// Takes a message through the resources that the ranks of its host share, and sends it on its way.
-    fn depart(
-        &mut self,
-        rank: usize,
-        slot: u16,
-        step: StepRef,
-        (bytes, sent): (f64, f64),
-        at: f64,
-        record: u32,
-    ) {
+    fn depart(&mut self, departure: Departure, at: f64) {
+        let Departure { rank, slot, step, bytes, sent, record } = departure;
+        let rank = rank as usize;
         let compiled = self.programs[rank][usize::from(step.lane)][usize::from(step.step)];
         let model = &self.cluster.model;
         let class: &LinkClass = if compiled.inter { &model.inter } else { &model.intra };
@@ -484,7 +450,7 @@ impl<'a> Engine<'a> {
         // The lane still exists: it cannot end before its link has read this message.
         let lane = &mut state.instances[usize::from(slot)].lanes[usize::from(step.lane)];
         lane.read_out = lane.read_out.max(left);
-        let head = Event::Head {
+        let arrival = Arrival {
             rank: compiled.peer,
             slot,
             channel: compiled.channel,
@@ -494,20 +460,13 @@ impl<'a> Engine<'a> {
             left: left + latency,
             record,
         };
-        self.schedule(at + latency, head);
+        self.schedule(at + latency, Event::Arrive(arrival));
     }
 
-    /// Takes a message through the receiver's side; its last byte arrives there at `left`.
-    fn land(
-        &mut self,
-        rank: usize,
-        slot: u16,
-        channel: usize,
-        (bytes, inter, link_seconds, left): (f64, bool, f64, f64),
-        record: u32,
-        at: f64,
-    ) {
-        let state = &mut self.ranks[rank];
+    /// Takes a message through the receiver's side.
+    fn land(&mut self, arrival: Arrival, at: f64) {
+        let Arrival { rank, slot, channel, bytes, inter, link_seconds, left, record } = arrival;
+        let state = &mut self.ranks[rank as usize];
         state.link_in = state.link_in.max(at) + link_seconds;
         let mut arrived = left.max(state.link_in);
         if inter {
@@ -515,15 +474,15 @@ impl<'a> Engine<'a> {
             host.inward = host.inward.max(at) + self.cluster.seconds_in(state.host, bytes);
             arrived = arrived.max(host.inward);
         }
-        let queue = &mut self.queues[usize::from(slot)][channel];
+        let queue = &mut self.queues[usize::from(slot)][channel as usize];
         // A channel is a FIFO, whatever paths its messages take.
         let arrived = queue.back().map_or(arrived, |last| last.arrived.max(arrived));
         // From another host a message arrives without the processor; inside a host the receiver's processor moves it as
         // it arrives.
         let begins = if inter { arrived } else { queue.back().map_or(at, |last| last.begins.max(at)) };
         queue.push_back(Message { begins, arrived, record });
-        if let Some((rank, lane)) = self.waiting[usize::from(slot)][channel].take() {
-            self.schedule(begins, Event::Lane { rank, slot, lane });
+        if let Some((rank, lane)) = self.waiting[usize::from(slot)][channel as usize].take() {
+            self.schedule(begins, Event::Lane(Here { rank: rank as usize, slot, lane }));
         }
     }
 }

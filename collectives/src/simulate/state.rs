@@ -2,7 +2,9 @@
 
 use std::cmp::Ordering;
 
-use crate::plan::{Step, StepRef};
+use super::Cluster;
+use crate::layout::Layout;
+use crate::plan::{Plan, Step, StepRef};
 
 /// The end of a step, and its cause: the record of the step before it on the critical path.
 #[derive(Clone, Copy, Debug)]
@@ -52,11 +54,12 @@ pub(super) struct Here {
     pub(super) lane: u16,
 }
 
-impl Here {
-    /// Returns the event that wakes the lane.
-    pub(super) const fn event(self) -> Event {
-        Event::Lane { rank: self.rank as u32, slot: self.slot, lane: self.lane }
-    }
+/// Begin and end of a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    /// Time from which the link of a sender may begin.
+    pub(super) begin: f64,
+    pub(super) end: f64,
 }
 
 /// A segment in flight on one rank.
@@ -85,6 +88,34 @@ pub(super) struct Rank {
     pub(super) has_after: bool,
 }
 
+impl Rank {
+    pub(super) fn new(
+        rank: u32,
+        plan: &Plan,
+        layout: &Layout,
+        cluster: &Cluster,
+        processors_per_host: u32,
+    ) -> Self {
+        let (host, place) = (cluster.host(rank), cluster.place(rank));
+        let death = cluster.killed.filter(|killed| killed.rank == rank);
+        Self {
+            host: host as usize,
+            processor: (host * processors_per_host + place % processors_per_host) as usize,
+            place: (place / processors_per_host) as usize,
+            link_out: 0.0,
+            link_in: 0.0,
+            instances: Vec::new(),
+            calls: cluster.calls.max(1),
+            under_way: 0,
+            segments: if plan.lanes.is_empty() { 0 } else { layout.segments() },
+            finished: 0.0,
+            last_record: None,
+            dies: death.map_or(f64::INFINITY, |death| death.at_seconds),
+            has_after: plan.lanes.iter().any(|lane| lane.iter().any(|step| step.after.is_some())),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Host {
     pub(super) out: f64,
@@ -95,24 +126,41 @@ pub(super) struct Host {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Event {
     /// A lane may be able to go on.
-    Lane { rank: u32, slot: u16, lane: u16 },
+    Lane(Here),
     /// A processor that ranks share has finished its work.
-    Turn { processor: u32 },
-    /// The first byte of a message leaves the sender's link. The message occupies shared resources of the host from
-    /// now, not from when it was posted, so that a message that waits for its link does not keep others from the
-    /// interface. At `sent` the sender's processor is done with it.
-    Depart { rank: u32, slot: u16, lane: u16, step: u16, bytes: f64, sent: f64, record: u32 },
-    /// The first byte of a message reaches the receiver's side.
-    Head {
-        rank: u32,
-        slot: u16,
-        channel: u32,
-        bytes: f64,
-        inter: bool,
-        link_seconds: f64,
-        left: f64,
-        record: u32,
+    Turn {
+        processor: u32,
     },
+    Depart(Departure),
+    Arrive(Arrival),
+}
+
+/// The first byte of a message leaves the sender's link. The message occupies shared resources of the host from now, not
+/// from when it was posted, so that a message that waits for its link does not keep others from the interface.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Departure {
+    pub(super) rank: u32,
+    pub(super) slot: u16,
+    pub(super) step: StepRef,
+    pub(super) bytes: f64,
+    /// Time at which the sender's processor is done with the message.
+    pub(super) sent: f64,
+    pub(super) record: u32,
+}
+
+/// The first byte of a message reaches the receiver's side.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    pub(super) rank: u32,
+    pub(super) slot: u16,
+    pub(super) channel: u32,
+    pub(super) bytes: f64,
+    /// Whether the message comes from another host.
+    pub(super) inter: bool,
+    pub(super) link_seconds: f64,
+    /// Time at which the last byte can be there.
+    pub(super) left: f64,
+    pub(super) record: u32,
 }
 
 /// An event with its time. Times are never NaN. Ties go by order of scheduling, so that runs repeat; turns come last,

@@ -23,6 +23,7 @@ macro_rules! runs {
 }
 pub(super) use runs;
 
+/// # Collectives
 impl Communicator {
     runs! {
         /// Replaces `buffer` on every rank by the element-wise reduction over all ranks. All ranks give equal

@@ -33,6 +33,7 @@ const MAY_RETRY: u64 = 2;
 /// one, because it may come again.
 pub(super) const REGROUP_ATTEMPTS: u32 = 3;
 
+/// # Going on after a loss
 impl Communicator {
     /// Ends the communicator for all of its ranks: every call in progress, and every later one, fails with
     /// [`Error::Aborted`] and [`AbortReason::Revoked`], except [`Communicator::agree`] and [`Communicator::shrink`].

@@ -167,7 +167,7 @@ fn come_and_leave(invitation: &Invitation, times: u32) -> Result<()> {
     let applicant = Applicant::new(invitation, spec, own, None, config.silent_after, runtime)?;
     for _ in 0..times {
         let mut offer = applicant.wait(&|| Ok(invitation.clone()), patience(&config), None)?;
-        join_admitted(&applicant, &mut offer, (&config, &Elastic::default())).and_then(Communicator::make)?;
+        join_admitted(&applicant, &mut offer, &config, &Elastic::default()).and_then(Communicator::make)?;
     }
     Ok(())
 }

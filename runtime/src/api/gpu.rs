@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::exchange::Exchange;
 use crate::gpu::GpuCounters;
 
+/// # GPU memory
 impl Communicator {
     /// Returns counts of operations on GPU memory so far.
     #[must_use]
@@ -52,7 +53,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::Unsupported`] if the driver cannot say.
     pub fn is_gpu_memory(&self, address: *const u8) -> Result<bool> {
-        Ok(on_gpus::owner(&self.shared, (address, 1), || Waited::Other("is_gpu_memory"))?.is_some())
+        Ok(on_gpus::owner(&self.shared, address, 1, || Waited::Other("is_gpu_memory"))?.is_some())
     }
 
     /// Describes in one line how the RDMA adapters of this communicator reach the memory of this rank's GPU, and the

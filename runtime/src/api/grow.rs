@@ -13,6 +13,7 @@ use crate::files::keep_secret;
 use crate::job::deadline_after;
 use crate::join::JoinSpec;
 
+/// # Growing a group
 impl Communicator {
     /// Returns an invitation to this communicator's group, for newcomers. It is text, which may be passed on in any
     /// way: a file, a variable (`KOLO_JOIN`), a launcher. Newcomers join with it
@@ -201,7 +202,7 @@ pub(super) fn join(
     loop {
         let mut offer = applicant.wait(how.invite, reach, until)?;
         let deadline = deadline_after(offer.admission.patience);
-        let made = join_admitted(&applicant, &mut offer, (config, &how.elastic)).and_then(Communicator::make);
+        let made = join_admitted(&applicant, &mut offer, config, &how.elastic).and_then(Communicator::make);
         match made {
             Ok(made) => match made.all_enter(deadline) {
                 Ok(true) => {

@@ -8,6 +8,7 @@ use super::collectives::runs;
 use crate::error::Result;
 use crate::types::{Element, ReduceOp};
 
+/// # Collectives on blocks of unequal length
 impl Communicator {
     runs! {
         /// Concatenates the blocks of all ranks in `output`, `counts[r]` elements from rank r.

@@ -167,7 +167,7 @@ impl Communicator {
     fn on_gpus(&self, core: &mut Core, transfers: &[Transfer], waited: Waited) -> Result<Vec<Option<OnGpu>>> {
         on_gpus::begin(core);
         let gpu_of = |Transfer { peer, message, .. }: &Transfer| {
-            let gpu = on_gpus::owner(&self.shared, (message.data, message.bytes), || waited)?;
+            let gpu = on_gpus::owner(&self.shared, message.data, message.bytes, || waited)?;
             let Some(gpu) = gpu else { return Ok(None) };
             let buffer = (&gpu, message.data.cast_const(), message.bytes);
             let path = on_gpus::message_path(&self.shared, core, *peer, buffer, waited)?;

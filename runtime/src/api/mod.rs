@@ -1,55 +1,68 @@
 //! The public API: communicators, collectives, messages, groups and symmetric buffers.
 
+// The documentation shows a communicator's methods in the order of these modules.
+mod members;
+
+mod collectives;
+mod irregular;
+mod shards;
+
+mod batch;
+mod messages;
+mod point_to_point;
+mod probe;
+
+mod scope;
+mod scope_messages;
+mod start;
+mod start_messages;
+mod work;
+
+mod gpu;
+mod registration;
+mod stable;
+mod symmetric;
+
+mod elastic;
+mod grow;
+pub mod state;
+mod subset;
+mod survivors;
+
+mod failures;
+
+mod diagnostics;
+
+mod raw;
+
 #[cfg(feature = "ndarray")]
 mod arrays;
-#[cfg(test)]
-mod at_once_tests;
-mod batch;
 mod builder;
 mod cluster;
-mod collectives;
+mod network;
+#[cfg(feature = "bytemuck")]
+mod plain;
+mod typed;
+
+#[cfg(test)]
+mod at_once_tests;
 #[cfg(test)]
 mod counts_tests;
-mod elastic;
 #[cfg(test)]
 mod elastic_tests;
 #[cfg(test)]
 mod floats_tests;
-mod gpu;
-mod grow;
 #[cfg(test)]
 mod helper_tests;
-mod irregular;
 #[cfg(test)]
 mod leaving_tests;
 #[cfg(test)]
 mod lent_tests;
-mod messages;
-mod network;
 #[cfg(test)]
 mod owner_tests;
-#[cfg(feature = "bytemuck")]
-mod plain;
-mod point_to_point;
-mod probe;
-mod raw;
-mod registration;
-mod scope;
-mod scope_messages;
-mod shards;
 #[cfg(test)]
 mod single_tests;
-mod stable;
-mod start;
-mod start_messages;
-pub mod state;
-mod subset;
-mod survivors;
-mod symmetric;
-mod typed;
-mod work;
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,19 +83,10 @@ pub use survivors::{Change, Survivors};
 pub use symmetric::SymmetricBuffer;
 pub use work::{SecondWait, Work};
 
-use kolo_collectives::model::Model;
-use kolo_transport::{Rail, TcpOptions};
-
-use crate::call::{Member, RawCall, Waited};
-use crate::communicator::{Core, Making, Record, Shared, WORLD, leak_in_child, on_gpus, tcp_options};
-use crate::config::Config;
-use crate::control::PeerInfo;
-use crate::dispatch::Explanation;
+use crate::call::Member;
+use crate::communicator::{Making, Shared, WORLD, leak_in_child};
 use crate::drive;
-use crate::engine::Route;
-use crate::error::{Error, Result};
-use crate::network::{paced_in_words, rails_in_words};
-use crate::wait::Policy;
+use crate::error::Result;
 
 /// A group of ranks that communicate.
 ///
@@ -136,247 +140,13 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// Joins the other ranks as the environment says: `KOLO_*`; `RANK`, `MASTER_ADDR` and so on, as torchrun sets
-    /// them; or the variables of Open MPI, MPICH, Cray PALS or Slurm. Blocks until all ranks have joined.
-    ///
-    /// # Errors
-    /// [`crate::Error::Configuration`] or [`crate::Error::Join`], with the reason and a remedy.
-    pub fn from_env() -> Result<Self> {
-        Self::builder().connect()
-    }
-
-    /// Returns a builder, for joining with explicit settings.
-    #[must_use]
-    pub fn builder() -> CommunicatorBuilder {
-        CommunicatorBuilder::default()
-    }
-
-    /// Returns the rank of this process (or thread).
-    #[must_use]
-    pub fn rank(&self) -> u32 {
-        self.shared.group.rank
-    }
-
     pub(crate) fn member(&self) -> Member {
         self.shared.group.member()
-    }
-
-    /// Returns the number of ranks.
-    #[must_use]
-    pub fn world_size(&self) -> u32 {
-        self.shared.group.size
-    }
-
-    /// Returns this rank's number among the ranks of its host.
-    #[must_use]
-    pub fn local_rank(&self) -> u32 {
-        let host = self.shared.group.hosts[self.rank() as usize];
-        self.shared.group.hosts[..self.rank() as usize].iter().filter(|h| **h == host).count() as u32
-    }
-
-    /// Returns the host index of each rank. Ranks with the same index share memory.
-    #[must_use]
-    pub fn hosts(&self) -> &[u32] {
-        &self.shared.group.hosts
-    }
-
-    /// Returns the route to each other rank, with the reason for it.
-    #[must_use]
-    pub fn routes(&self) -> &[Route] {
-        &self.shared.group.routes
     }
 
     /// Returns the job's cookie and the communicator's number within the job, which together identify it.
     fn identity(&self) -> (crate::job::Cookie, u64) {
         (self.shared.world.control.job_cookie(), self.shared.group.id)
-    }
-
-    /// Returns process, host and version of each rank.
-    #[must_use]
-    pub fn peers(&self) -> Vec<PeerInfo> {
-        let all = self.shared.world.control.peer_info();
-        self.shared.group.members.iter().map(|rank| all[*rank as usize].clone()).collect()
-    }
-
-    /// See [`Control::coordinator_bytes`](crate::internal::control::Control::coordinator_bytes).
-    #[doc(hidden)]
-    #[must_use]
-    pub fn coordinator_bytes(&self) -> Option<(u64, u64)> {
-        self.shared.world.control.coordinator_bytes()
-    }
-
-    /// Returns the options of further TCP endpoints between the members. For Kolo's own bindings.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn tcp_options(&self) -> TcpOptions {
-        let shared = &self.shared;
-        shared.note_relayed();
-        tcp_options(&shared.world, &shared.config, &shared.group.members)
-    }
-
-    /// Returns how threads of this rank wait. For Kolo's own bindings.
-    #[doc(hidden)]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn waiting_policy(&self) -> Policy {
-        self.shared.policy
-    }
-
-    /// Returns the settings in force.
-    #[must_use]
-    pub fn config(&self) -> &Config {
-        &self.shared.config
-    }
-
-    /// Returns the constants by which algorithms are chosen: built-in ones or those of `KOLO_PROFILE`, with the
-    /// network as it was measured. They are the same on all ranks.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn model(&self) -> Model {
-        self.shared.look(|core| *core.planner.model())
-    }
-
-    /// Describes the network between the hosts: their number, round trip, rate, which host is slow, and the source of
-    /// these figures (measured when the ranks joined, a profile, or the built-in constants). Says so if the profile
-    /// is of other hosts. Where hosts have several network interfaces, also gives the share of long messages that
-    /// each has carried so far; where this rank has paced long messages to several hosts, how often and at which rate.
-    /// Returns `None` on a single host.
-    #[must_use]
-    pub fn network(&self) -> Option<String> {
-        self.shared.look(|core| describe_network(core, self.shared.group.size))
-    }
-
-    /// Returns the paths that long messages to a rank have taken, with the rate and the bytes of each, where there is
-    /// a choice: over TCP, if both hosts have several network interfaces. Empty otherwise, and for the rank itself.
-    /// Never blocks.
-    #[must_use]
-    pub fn rails(&self, peer: u32) -> Vec<Rail> {
-        self.shared.look(|core| core.engine.links().rails(peer))
-    }
-
-    /// Returns the ranks that this one has reached so far through rank 0's process, because neither end could dial the
-    /// other; or, if one of the two is rank 0, through that of another rank. Connections are made on first use, so the
-    /// list may grow. Every byte to these ranks crosses that process's link twice.
-    #[must_use]
-    pub fn relayed(&self) -> Vec<u32> {
-        self.shared.look(|core| core.engine.links().relayed())
-    }
-
-    /// Describes in one line which ranks each transport reaches and why, and how long buffers stay registered.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        let shared = &self.shared;
-        let mut out = format!("rank {} of {}", shared.group.rank, shared.group.size);
-        let mut transports: Vec<&str> = shared.group.routes.iter().map(|r| r.transport).collect();
-        transports.sort_unstable();
-        transports.dedup();
-        for transport in transports {
-            let routes: Vec<&Route> =
-                shared.group.routes.iter().filter(|r| r.transport == transport).collect();
-            let _ = write!(out, "; {transport} to {} rank(s) ({})", routes.len(), routes[0].how);
-            if let Some((other, why)) = routes[0].declined.first() {
-                let _ = write!(out, ", not {other}: {why}");
-            }
-        }
-        let mut relays = std::collections::BTreeMap::<u32, u32>::new();
-        for peer in self.relayed() {
-            let (by, _) = shared.world.control.relay_to(shared.group.members[peer as usize]);
-            *relays.entry(by).or_default() += 1;
-        }
-        for (by, count) in relays {
-            let _ = write!(
-                out,
-                "; relayed by rank {by} to {count} rank(s), since neither end could dial the other: every byte crosses \
-                 rank {by}'s link twice"
-            );
-        }
-        if let Some(network) = self.network() {
-            let _ = write!(out, "; network: {network}");
-        }
-        for plans in self.shared.look(|core| core.planner.describe_files()) {
-            let _ = write!(out, "; {plans}");
-        }
-        if let Some(policy) = self.registration_policy() {
-            let _ = write!(out, "; buffer registrations are {policy}");
-        }
-        out
-    }
-
-    /// Returns records of the last 512 collectives at most, oldest first.
-    #[must_use]
-    pub fn recent(&self) -> Vec<Record> {
-        self.shared.look(|core| core.calls.recorder.records())
-    }
-
-    /// Returns the bytes of staging memory that operations hold now, without that of the transports.
-    #[must_use]
-    pub fn staging_bytes(&self) -> usize {
-        self.shared.look(|core| core.engine.staging_bytes())
-    }
-
-    /// Explains as text which algorithm is chosen for a call, which ones are not, and why.
-    ///
-    /// # Errors
-    /// [`crate::Error::Usage`] or [`crate::Error::Unsupported`] as the call itself.
-    pub fn explain(&self, call: &RawCall) -> Result<String> {
-        self.check_process()?;
-        let call = self.checked(call)?;
-        let core = self.shared.core();
-        let memory = on_gpus::foreseen(&self.shared, &core, &call);
-        let memory = memory.map_or_else(String::new, |path| format!("\n  memory: {path}"));
-        let symmetric = core.symmetric.describe(&call).map_or_else(String::new, |words| words + "\n");
-        let way = core.explain(&call)?;
-        let constants = match (&way, &self.config().profile) {
-            (Explanation::Exchange(_), _) => String::new(),
-            (Explanation::Plan(_) | Explanation::File(..), profile) => {
-                let from = profile.as_ref().map_or_else(
-                    || "built-in".to_owned(),
-                    |loaded| format!("profile {} ({})", loaded.path.display(), loaded.profile.digest()),
-                );
-                let network = describe_network(&core, self.shared.group.size);
-                let network = network.map_or_else(String::new, |words| format!("; network: {words}"));
-                format!("\n  constants: {from}{network}")
-            }
-        };
-        let unused: String =
-            core.planner.files_unused(&call).iter().map(|reason| format!("\n  {reason}")).collect();
-        Ok(format!("{symmetric}{way}{constants}{unused}{memory}"))
-    }
-
-    /// Names what carries out a blocking call: an algorithm, `exchange` for the exchange inside a host, or `plan` for
-    /// a plan of `KOLO_PLAN`.
-    ///
-    /// # Errors
-    /// See [`Communicator::explain`].
-    pub fn way(&self, call: &RawCall) -> Result<&'static str> {
-        self.check_process()?;
-        let call = self.checked(call)?;
-        Ok(self.shared.core().explain(&call)?.name())
-    }
-
-    /// Fails in a child made by `fork`, as every call on the communicator does there, since it belongs to the process
-    /// that made it. Never blocks, and costs as much as reading a word.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] in a child of the process that made the communicator.
-    #[inline]
-    pub fn check_process(&self) -> Result<()> {
-        self.shared.check_process(|| Waited::Other(""))
-    }
-
-    /// Returns the error that the next call would give, if the communicator has failed. For programs that want to
-    /// hear of a failure elsewhere while they are not inside a call. Makes no progress on operations. Returns at
-    /// once while all is well. If a transport has failed and no call has found out why, it asks the other ranks, for
-    /// four seconds at most.
-    #[must_use]
-    pub fn error(&self) -> Option<Error> {
-        drive::standing_error(&self.shared)
-    }
-
-    /// Aborts the communicator: every call in progress on any rank, and every later one, fails with `reason`. Returns
-    /// at once.
-    pub fn abort(&self, reason: &str) {
-        drive::abort(&self.shared, reason);
     }
 }
 
@@ -389,12 +159,4 @@ impl Drop for Communicator {
             self.shared.world.left(departure);
         }
     }
-}
-
-/// Describes the network between the hosts, the share of each interface of a host, and the pacing of long messages.
-fn describe_network(core: &Core, size: u32) -> Option<String> {
-    let network = core.planner.describe_network()?;
-    let rails: Vec<Vec<Rail>> = (0..size).map(|peer| core.engine.links().rails(peer)).collect();
-    let known = [Some(network), rails_in_words(&rails), core.engine.links().paced().map(paced_in_words)];
-    Some(known.into_iter().flatten().collect::<Vec<_>>().join("; "))
 }

@@ -11,6 +11,7 @@ use super::batch::Batch;
 use crate::error::Result;
 use crate::types::Element;
 
+/// # Messages
 impl Communicator {
     /// Sends `data` to rank `to`. Blocks until `data` may be changed, which may be before the peer has received it.
     ///

@@ -27,6 +27,7 @@ pub struct WaitingMessage {
     pub data_type: Option<DataType>,
 }
 
+/// # Waiting messages
 impl Communicator {
     /// Waits for a message from rank `source`, or from any rank, whose tag is one of `tags`, and describes it. The
     /// message stays for the next receive that names its source and tag, which may be another thread's. Messages that

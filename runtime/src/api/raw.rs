@@ -11,6 +11,7 @@ use crate::drive;
 use crate::drive::Ticket;
 use crate::error::Result;
 
+/// # Calls on raw memory, for bindings and tools
 impl Communicator {
     /// Runs a collective on raw memory and blocks until it is done.
     ///

@@ -112,6 +112,7 @@ impl<B: StableBuffer> DerefMut for RegisteredBuffer<B> {
     }
 }
 
+/// # Registered memory
 impl Communicator {
     /// Registers a buffer with the transports that have use for it. Local: other ranks need not do the same.
     ///

@@ -29,6 +29,7 @@ struct Started<'buffers> {
     source: Option<&'buffers mut u32>,
 }
 
+/// # Asynchronous operations on borrowed buffers
 impl Communicator {
     /// Runs `body`, which may start operations on borrowed buffers, and then blocks until all of them are done, even
     /// if `body` panics.

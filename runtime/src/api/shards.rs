@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::reduce::{DefaultFloats, combine_fn};
 use crate::types::{Element, ReduceOp};
 
+/// # Reductions over shards
 impl Communicator {
     /// Returns this rank's run of the `shards` shards: from `rank * shards / world_size` to where the next rank's
     /// begins. Some ranks have none if there are fewer shards than ranks.

@@ -70,6 +70,7 @@ macro_rules! starts_into {
     )*};
 }
 
+/// # Asynchronous collectives
 impl Communicator {
     starts_in_place! {
         /// Starts an in-place all-reduce.

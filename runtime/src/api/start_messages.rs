@@ -12,6 +12,7 @@ use super::work::{Kept, Work};
 use crate::error::Result;
 use crate::types::Element;
 
+/// # Asynchronous messages
 impl Communicator {
     /// Starts a send; the work gives the buffer back once it may be changed.
     ///
@@ -91,7 +92,10 @@ impl Communicator {
         let result = |kept: Kept, source: Option<u32>| Some((*kept.downcast::<B>().ok()?, source?));
         Ok(Work::extracting(Arc::clone(&self.shared), ticket, result))
     }
+}
 
+/// # Asynchronous messages on raw memory, for bindings
+impl Communicator {
     /// Starts a send of raw memory.
     ///
     /// # Errors

@@ -20,6 +20,7 @@ type SplitRequest = std::result::Result<(Option<u32>, i64), String>;
 /// Longest text of another rank that an error repeats, in bytes.
 const MOST_BYTES: usize = 500;
 
+/// # Communicators of some or all of the ranks
 impl Communicator {
     /// Splits the communicator: ranks that give the same `color` form a new one, ordered by `key`, which may be
     /// negative, and then by rank. A rank that gives `None` gets no communicator. Every rank of this communicator
@@ -128,7 +129,7 @@ impl Communicator {
         let id = child_id(shared.group.id, number, u64::MAX);
         let deadline = shared.deadline_after(patience(&config));
         let ranks: Vec<u32> = (0..self.world_size()).collect();
-        self.make_child(id, (&ranks, self.rank()), config, deadline)
+        self.make_child(id, &ranks, self.rank(), config, deadline)
     }
 
     fn subset(&self, ranks: &[u32], number: u64, color: u64, deadline: Instant) -> Result<Self> {
@@ -138,14 +139,15 @@ impl Communicator {
         let Some(own) = ranks.iter().position(|rank| *rank == self.rank()) else {
             return Err(self.usage("split", "this rank is not in its own group".to_owned()));
         };
-        self.make_child(id, (ranks, own as u32), shared.config.clone(), deadline)
+        self.make_child(id, ranks, own as u32, shared.config.clone(), deadline)
     }
 
     /// Makes a communicator of the listed ranks, in which this rank is `rank`.
     fn make_child(
         &self,
         id: u64,
-        (ranks, rank): (&[u32], u32),
+        ranks: &[u32],
+        rank: u32,
         config: Config,
         deadline: Instant,
     ) -> Result<Self> {

@@ -40,6 +40,7 @@ pub struct SymmetricBuffer<T: Element> {
     elements: PhantomData<T>,
 }
 
+/// # Symmetric buffers
 impl Communicator {
     /// Makes a zeroed buffer of `count` elements that long blocking collectives on this communicator use in place: ranks
     /// read and write each other's buffers, without a copy in between. All ranks call it with the same size in bytes.

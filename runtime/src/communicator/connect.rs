@@ -205,7 +205,7 @@ impl Making {
         let model = model_for(facts(hosts, cards), profile.as_ref());
         let stages = shared_memory::is_everywhere(self, hosts, &engine)?;
         let limits = Limits { channels: engine.channels_per_operation(), stages };
-        let mut planner = Planner::new(rank, (Arc::clone(hosts), &names), model, config, limits)?;
+        let mut planner = Planner::new(rank, Arc::clone(hosts), &names, model, config, limits)?;
         let here = hosts[rank as usize];
         engine
             .links_mut()

@@ -119,10 +119,15 @@ pub(crate) fn grow(shared: &Shared, left: &Left<'_>, places: Places, deadline: I
             Holder::Newcomer { host, at } => Some(lists[*host][*at].address.clone()),
         };
         let regroup_id = derive(&left.seed, b"grow");
-        let admitted =
-            admit(shared, (own, &watch), &assignment, &lists, &lineage, (at.clone(), regroup_id, deadline))?;
+        let world_size = assignment.slots.len() as u32;
+        let told = postcard::to_stdvec(&lineage).map_err(|error| broken(shared.group.rank, &error))?;
+        let admission = |rank| {
+            let patience = deadline.saturating_duration_since(Instant::now());
+            Some(Admission { at: at.clone()?, regroup_id, rank, world_size, patience, lineage: told.clone() })
+        };
+        let admitted = admit(shared, own, &watch, &assignment, &lists, admission)?;
         let place = assignment.slots.iter().position(|(_, holder)| *holder == Holder::Member(own));
-        let (place, world_size) = (place.unwrap_or_default() as u32, assignment.slots.len() as u32);
+        let place = place.unwrap_or_default() as u32;
         let (sound, alarm) = oneshot::channel();
         // Weak, since the hook belongs to the flag.
         let ranks = left.ranks.to_vec();
@@ -263,40 +268,31 @@ fn lineage(shared: &Shared, left: &[u32], assignment: &Assignment) -> Lineage {
     Lineage::after(shared, ranks_before, slots)
 }
 
-/// Admits the chosen newcomers at this member's listener.
+/// Admits the chosen newcomers at this member's listener. `admission` makes the offer of a rank, if the members have a
+/// listener at which to meet.
 fn admit(
     shared: &Shared,
-    (own, watch): (usize, &Arc<Membership>),
+    own: usize,
+    watch: &Arc<Membership>,
     assignment: &Assignment,
     lists: &[Vec<Listed>],
-    lineage: &Lineage,
-    (at, regroup_id, deadline): (Option<MemberAddress>, [u8; 32], Instant),
+    admission: impl Fn(u32) -> Option<Admission>,
 ) -> Result<Vec<AdmittedNewcomer>> {
-    let rank = shared.group.rank;
     let gone = |who: &str| Error::Join {
-        rank: Some(rank),
+        rank: Some(shared.group.rank),
         kind: JoinFailure::Survivors,
         problem: format!("a newcomer is gone: {who}"),
         remedy: "Call grow again".to_owned(),
     };
-    let lineage = postcard::to_stdvec(lineage).map_err(|error| broken(rank, &error))?;
     let mut admitted = Vec::new();
-    for (place, (_, holder)) in assignment.slots.iter().enumerate() {
-        let Holder::Newcomer { host, at: number } = holder else { continue };
-        let newcomer = &lists[*host][*number];
+    for (place, (_, holder)) in (0..).zip(&assignment.slots) {
+        let Holder::Newcomer { host, at } = holder else { continue };
         if *host != own {
             continue;
         }
-        let (Some(at), Some(waiting_list)) = (at.clone(), shared.waiting_list()) else {
+        let newcomer = &lists[*host][*at];
+        let (Some(admission), Some(waiting_list)) = (admission(place), shared.waiting_list()) else {
             return Err(gone("no listener"));
-        };
-        let admission = Admission {
-            at,
-            regroup_id,
-            rank: place as u32,
-            world_size: assignment.slots.len() as u32,
-            patience: deadline.saturating_duration_since(Instant::now()),
-            lineage: lineage.clone(),
         };
         // Weak, since the hook must not keep alive what ends with this attempt.
         let (watch, who) = (Arc::downgrade(watch), newcomer.who.clone());
@@ -315,7 +311,8 @@ fn admit(
 pub(crate) fn join_admitted(
     applicant: &Applicant,
     offer: &mut Offer,
-    (config, elastic): (&Config, &Elastic),
+    config: &Config,
+    elastic: &Elastic,
 ) -> Result<Making> {
     let deadline = deadline_after(offer.admission.patience);
     let lineage: Lineage = postcard::from_bytes(&offer.admission.lineage)

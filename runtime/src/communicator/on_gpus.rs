@@ -17,7 +17,8 @@ use crate::gpu::{Buffer, GpuPath, StagingReason};
 /// [`Error::Unsupported`] if the driver cannot say.
 pub(crate) fn owner(
     shared: &Shared,
-    (address, bytes): (*const u8, usize),
+    address: *const u8,
+    bytes: usize,
     waited: impl FnOnce() -> Waited,
 ) -> Result<Option<Arc<Gpu>>> {
     shared.gpus.owner(address, bytes).map_err(|problem| unsupported(shared, waited(), problem))

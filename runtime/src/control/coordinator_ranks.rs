@@ -67,7 +67,9 @@ pub(crate) struct Present {
 impl Present {
     pub(crate) fn new(
         connection: ConnectionId,
-        (peer, listener, seen): (PeerInfo, Option<ListenerAddress>, Option<Seen>),
+        peer: PeerInfo,
+        listener: Option<ListenerAddress>,
+        seen: Option<Seen>,
         on_silence: OnSilence,
         now: Instant,
     ) -> Self {

@@ -199,7 +199,7 @@ impl CoordinatorState {
         peer.version = clip(peer.version, MAX_NAME_BYTES);
         let (rank, listener) = (peer.rank, hello.listener.map(ListenerAddress::bounded));
         self.states[rank as usize] =
-            RankState::Present(Present::new(connection, (peer, listener, seen), on_silence, now));
+            RankState::Present(Present::new(connection, peer, listener, seen, on_silence, now));
         self.ranks.insert(connection, rank);
         tracing::debug!(rank, who, "a rank joined");
         self.welcome_if_complete(now);

@@ -50,7 +50,7 @@ pub fn serving_plans(
     overrides: &Overrides,
 ) -> Option<LoadedPlans> {
     let limits = Limits { channels: task.channels, stages: task.stages };
-    let files = PlanFiles::new(loaded, (0, hosts), None, limits, order == Order::Canonical);
+    let files = PlanFiles::new(loaded, 0, hosts, None, limits, order == Order::Canonical);
     let asked =
         Asked { collective: task.collective, root: task.root, bytes, irregular: task.shards.is_some() };
     files.serving(asked, overrides, order, || task.clone()).map(|file| file.loaded.clone())
@@ -59,7 +59,8 @@ pub fn serving_plans(
 impl PlanFiles {
     pub(crate) fn new(
         loaded: &[LoadedPlans],
-        (rank, hosts): (u32, &[u32]),
+        rank: u32,
+        hosts: &[u32],
         names: Option<&[&str]>,
         limits: Limits,
         is_canonical: bool,

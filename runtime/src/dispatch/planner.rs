@@ -123,7 +123,8 @@ pub fn apply_settings(choice: &mut Choice, segment_bytes: Option<usize>, window:
 impl Planner {
     pub(crate) fn new(
         rank: u32,
-        (hosts, names): (Arc<[u32]>, &[&str]),
+        hosts: Arc<[u32]>,
+        names: &[&str],
         model: Model,
         config: &Config,
         limits: Limits,
@@ -132,7 +133,7 @@ impl Planner {
             Error::configuration("KOLO_ALGO", problem.to_string(), "See `kolo explain --help` for the names")
         })?;
         let is_canonical = config.determinism == Determinism::Canonical;
-        let files = PlanFiles::new(&config.plans, (rank, &hosts), Some(names), limits, is_canonical);
+        let files = PlanFiles::new(&config.plans, rank, &hosts, Some(names), limits, is_canonical);
         Ok(Self {
             rank,
             world_size: hosts.len() as u32,
@@ -356,7 +357,7 @@ mod tests {
         let inter = LinkClass { latency_seconds: 10e-3, ..Model::TCP.inter };
         let model = Model { inter, ..Model::TCP };
         let names = vec!["a"; ranks as usize];
-        Planner::new(0, (hosts, &names), model, config, Limits { channels, stages: false }).expect("it can")
+        Planner::new(0, hosts, &names, model, config, Limits { channels, stages: false }).expect("it can")
     }
 
     fn call(collective: Collective, count: usize, root: u32) -> Call {

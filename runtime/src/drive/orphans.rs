@@ -69,7 +69,7 @@ pub(super) fn adopt_last_word(shared: &Shared, word: LastWord, waited: Waited) {
         AbortKind::PeerLost => {
             AbortCause::lost(about, &Loss::new(LossCause::Closed, format!("rank {by} found it gone")))
         }
-        AbortKind::Mismatch => mismatch_of_others(shared, (by, about), waited),
+        AbortKind::Mismatch => mismatch_of_others(shared, by, about, waited),
         AbortKind::Timeout => AbortCause::new(by, kind, "it did not finish in time"),
         AbortKind::User
         | AbortKind::CoordinatorLost
@@ -81,7 +81,7 @@ pub(super) fn adopt_last_word(shared: &Shared, word: LastWord, waited: Waited) {
 }
 
 /// Describes a mismatch between `by` and `about`, which may be this rank, as this rank sees it.
-fn mismatch_of_others(shared: &Shared, (by, about): (u32, u32), waited: Waited) -> AbortCause {
+fn mismatch_of_others(shared: &Shared, by: u32, about: u32, waited: Waited) -> AbortCause {
     let own = waited.summary().map(Summary::label);
     // If this rank has the same call as `by`, it names the other's.
     let other = if own == shown_call(&shared.core(), by) { about } else { by };

@@ -162,7 +162,7 @@ impl Combiner {
             } else {
                 let first = item.targets.iter().find(|target| is_cached(target));
                 let to = first.map_or(scratch.as_mut_ptr(), |first| first.add(at));
-                self.fold(to, &item.sources, (at, len), scratch);
+                self.fold(to, &item.sources, at, len, scratch);
                 self.arithmetic.divide(to, len);
                 to.cast_const()
             };
@@ -185,7 +185,7 @@ impl Combiner {
     /// # Safety
     /// As [`Job::step`]; `to` is writable. It is one of the sources' blocks, the first block of `scratch`, or apart
     /// from all of them.
-    unsafe fn fold(&self, to: *mut u8, sources: &[*const u8], (at, len): (usize, usize), scratch: &mut [u8]) {
+    unsafe fn fold(&self, to: *mut u8, sources: &[*const u8], at: usize, len: usize, scratch: &mut [u8]) {
         let Arithmetic { combine, data_type, canonical, .. } = self.arithmetic;
         let count = len / data_type.size();
         let (acc, scaled) = scratch.split_at_mut(BLOCK_BYTES);

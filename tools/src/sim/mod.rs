@@ -1,13 +1,12 @@
 //! `kolo sim`: simulates a collective on a described cluster, without a socket.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use kolo::{Config, Transports};
 use kolo_collectives::plan::{Collective, Plan};
-use kolo_collectives::simulate::{Cluster, Symmetry, Timing, simulate, simulate_symmetric};
+use kolo_collectives::simulate::{Cluster, Symmetry, Timing, simulate_symmetric};
 use kolo_collectives::{Algorithm, Task};
 use tabled::builder::Builder;
 use tabled::settings::Style;
@@ -171,9 +170,10 @@ fn simulated_text(args: &SimArgs) -> Result<(String, bool)> {
         let text = serde_json::to_string_pretty(&value).unwrap_or_default();
         return Ok((text + "\n", outcome.timing.stuck.is_empty()));
     }
-    let mut out = summary(call, &outcome);
-    let _ = writeln!(out, "\n{}\n", traffic(&outcome));
-    let _ = writeln!(out, "{}", proof(call, &outcome)?);
+    let mut answer = summary(call, &outcome);
+    answer.paragraph(traffic(&outcome));
+    answer.paragraph(proof(call, &outcome)?);
+    let mut out = answer.to_string();
     out.push_str(&critical_path(&outcome, args.path));
     out.push_str(&stuck(&outcome.timing));
     Ok((out, outcome.timing.stuck.is_empty()))
@@ -237,14 +237,7 @@ fn simulate_one(
     let plans_bytes = plans_bytes(&first);
     let (timing, plans) = if plans_bytes <= MAX_PLAN_BYTES {
         let plans = choice.algorithm.plans(&task);
-        let shapes: Vec<_> = plans.iter().map(|plan| call.shape(plan)).collect();
-        let timing = simulate(&plans, &shapes, &cluster).map_err(|violation| {
-            CliError::failure(
-                format!("the plans do not fit together: {violation}"),
-                "Please report this as a bug",
-            )
-        })?;
-        (timing, Plans::All(plans))
+        (call.simulated(&plans, &cluster)?, Plans::All(plans))
     } else if let (Some(symmetry), 1) = (symmetry(choice.algorithm, &task), cluster.ranks_per_host) {
         let timing = simulate_symmetric(&first, &call.shape(&first), &cluster, symmetry);
         (timing, Plans::Symmetric(Box::new(first)))

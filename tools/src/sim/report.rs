@@ -8,6 +8,7 @@ use tabled::builder::Builder;
 use tabled::settings::Style;
 
 use super::{Outcome, Plans};
+use crate::answer::Answer;
 use crate::error::{CliError, Result};
 use crate::perf::human_bytes;
 use crate::planning::{CallArgs, human_seconds};
@@ -17,52 +18,31 @@ use crate::planning::{CallArgs, human_seconds};
 const MAX_RANKS_WITH_VALUES: u32 = 128;
 
 /// Describes the simulation and its duration.
-pub(super) fn summary(call: &CallArgs, outcome: &Outcome) -> String {
+pub(super) fn summary(call: &CallArgs, outcome: &Outcome) -> Answer {
     let (cluster, timing) = (&outcome.cluster, &outcome.timing);
     let done: Vec<f64> = timing.finished.iter().flatten().copied().collect();
     let earliest = done.iter().copied().fold(f64::INFINITY, f64::min);
-    let mut out = String::new();
-    let _ = writeln!(
-        out,
-        "{} of {} on {} host(s) with {} rank(s) each",
-        call.collective,
-        human_bytes(call.bytes as f64),
-        cluster.hosts,
-        cluster.ranks_per_host
-    );
+    let predicted = outcome
+        .predicted_seconds
+        .map_or_else(String::new, |seconds| format!(" (cost model: {})", human_seconds(seconds)));
+    let (finished, ranks) = (done.len(), timing.finished.len());
+    let segment = human_bytes(cluster.segment_bytes as f64);
     let bandwidth = call.bytes as f64 / timing.seconds.max(1e-12) / 1e9;
-    for (name, value) in [
+    let rows = [
         ("algorithm", outcome.algorithm.to_string()),
-        (
-            "time",
-            format!(
-                "{}{}",
-                human_seconds(timing.seconds),
-                outcome
-                    .predicted_seconds
-                    .map_or_else(String::new, |seconds| format!(" (cost model: {})", human_seconds(seconds)))
-            ),
-        ),
+        ("time", format!("{}{predicted}", human_seconds(timing.seconds))),
         ("bandwidth", format!("{bandwidth:.3} GB/s (algbw)")),
-        (
-            "finished",
-            format!(
-                "first rank after {}, {} of {}",
-                human_seconds(earliest),
-                done.len(),
-                timing.finished.len()
-            ),
-        ),
-        (
-            "segments",
-            format!("of up to {}, {} in flight", human_bytes(cluster.segment_bytes as f64), cluster.window),
-        ),
+        ("finished", format!("first rank after {}, {finished} of {ranks}", human_seconds(earliest))),
+        ("segments", format!("of up to {segment}, {} in flight", cluster.window)),
         ("staging", format!("{} on the rank that needs the most", human_bytes(timing.scratch_bytes as f64))),
         ("peers", format!("at most {} per rank", timing.connections)),
-    ] {
-        let _ = writeln!(out, "  {name:<10} {value}");
-    }
-    out
+    ];
+    let (hosts, per_host) = (cluster.hosts, cluster.ranks_per_host);
+    let bytes = human_bytes(call.bytes as f64);
+    Answer::new(
+        format!("{} of {bytes} on {hosts} host(s) with {per_host} rank(s) each", call.collective),
+        rows,
+    )
 }
 
 /// Returns a table of the traffic over each class of links.
@@ -88,13 +68,12 @@ pub(super) fn proof(call: &CallArgs, outcome: &Outcome) -> Result<String> {
     let Plans::All(plans) = &outcome.plans else {
         return Ok("not checked: one rank represents all; use fewer ranks for a proof".into());
     };
-    let shapes: Vec<_> = plans.iter().map(|plan| call.shape(plan)).collect();
     let values = plans.len() as u32 <= MAX_RANKS_WITH_VALUES;
     let elements = outcome.cluster.segment_bytes / outcome.cluster.element_bytes.max(1);
     let stride = if values { 1 } else { (plans.len() / 64).max(1) as u32 };
     let options =
         Options { values, hazard_stride: stride, segments: 2, ..Options::quick() }.segmented(elements.max(1));
-    check::check(plans, &shapes, &options).map_err(|violation| {
+    check::check(plans, &call.shapes(plans), &options).map_err(|violation| {
         CliError::failure(format!("the plans are wrong: {violation}"), "Please report this as a bug")
     })?;
     Ok(if values {

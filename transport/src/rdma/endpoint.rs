@@ -15,7 +15,7 @@ use super::failure::Arrived;
 use super::link::{Link, Stage};
 use super::memory_watcher::MemoryWatcher;
 use super::options::{Keep, RdmaOptions};
-use super::progress::{Hands, pump};
+use super::progress::{Hands, Pass, pump};
 use super::rails::{self, Rail};
 use super::reach;
 use super::registrations::Registrations;
@@ -364,7 +364,7 @@ impl Endpoint for RdmaEndpoint {
             if peer.link.as_ref().is_some_and(|link| link.stage == Stage::Up) {
                 let due = peer.busy;
                 // A poll follows and meets the same error.
-                let _ = pump(number, peer, due, true, &mut hands);
+                let _ = pump(number, peer, due, Pass::BeforeSleep, &mut hands);
             }
             if let Some(link) = peer.link.as_deref_mut().filter(|_| flush) {
                 let _ = link.flush();

@@ -5,7 +5,7 @@ use super::channel::{Chan, Landing, RecvOp, SendOp, Way};
 use super::endpoint::{MESSAGE_MAX, Peer, RdmaEndpoint};
 use super::failure::given_up;
 use super::link::Stage;
-use super::progress::Hands;
+use super::progress::{Hands, Pass};
 use super::trouble::Trouble;
 use super::wire::{CHANNELS, EAGER_BYTES};
 use super::{receiving, sending};
@@ -60,7 +60,7 @@ impl RdmaEndpoint {
                 if matches!(result, Ok(Posted::Pending)) {
                     chan.sends.push_back(op);
                     if chan.sends.len() == 1 && len > EAGER_BYTES {
-                        trouble = sending::pump(link, chan, false, &mut hands).err();
+                        trouble = sending::pump(link, chan, Pass::Ordinary, &mut hands).err();
                     }
                 }
             } else {
@@ -95,15 +95,7 @@ impl RdmaEndpoint {
         token: Token,
     ) -> Result<Posted, Error> {
         self.usable(on)?;
-        let (landing, len) = match dst {
-            Sink::Place(list) => {
-                let (pieces, total) = Pieces::new(list);
-                (Landing::Place { pieces, cursor: Cursor::default() }, total)
-            }
-            Sink::Consume { len, consumer } => {
-                (Landing::Eat(Eater::new(consumer)), Some(len).filter(|&len| len <= MESSAGE_MAX))
-            }
-        };
+        let (landing, len) = landing(dst);
         let len = len.ok_or_else(|| too_long(on.peer))?;
         let down = self.peers[on.peer as usize].down.clone();
         if down.is_none() {
@@ -129,44 +121,37 @@ impl RdmaEndpoint {
         let chan =
             &mut **peer.channels[usize::from(channel)].get_or_insert_with(|| Box::new(Chan::new(channel)));
         chan.probed = false;
-        let mut late = false;
-        let mut result = receiving::receive_now(chan, on.peer, &mut op);
-        if matches!(result, Ok(Ok(Posted::Pending))) {
-            if let Some(cause) = down {
-                // A message may have arrived that does not fit this receive.
-                if chan.unfit {
-                    chan.recvs.push_back(op);
-                    late = true;
-                } else {
-                    result = Ok(Err(cause));
-                }
-            } else {
+        let taken = receiving::receive_now(chan, on.peer, &mut op);
+        peer.touched |= 1 << channel;
+        let mut trouble = None;
+        let result = match (taken, down) {
+            (Ok(Ok(Posted::Pending)), None) => {
                 chan.recvs.push_back(op);
                 peer.busy |= 1 << channel;
                 if let Some(link) = peer.link.as_deref_mut().filter(|link| link.stage == Stage::Up)
                     && len > EAGER_BYTES
-                    && let Err(trouble) = receiving::grant(link, chan, &mut hands)
                 {
-                    // The receive stays posted: it fails together with the others of this peer.
-                    self.backlog = events;
-                    let _ = self.refuse(on.peer, trouble);
-                    return Ok(Posted::Pending);
+                    trouble = receiving::grant(link, chan, &mut hands).err();
                 }
+                Ok(Ok(Posted::Pending))
             }
-        }
-        peer.touched |= 1 << channel;
-        let refused = matches!(result, Ok(Err(_))) && peer.down.is_some();
+            // A message has arrived that does not fit this receive.
+            (Ok(Ok(Posted::Pending)), Some(_)) if chan.unfit => {
+                chan.recvs.push_back(op);
+                self.late.push(on.peer);
+                Ok(Ok(Posted::Pending))
+            }
+            (Ok(Ok(Posted::Pending)), Some(cause)) => Ok(Err(cause)),
+            (taken, _) => taken,
+        };
         self.backlog = events;
-        if late {
-            self.late.push(on.peer);
-        }
-        if refused {
+        if let Some(trouble) = trouble {
+            // The receive stays posted: it fails together with the others of this peer.
+            let _ = self.refuse(on.peer, trouble);
+        } else if matches!(result, Ok(Err(_))) && self.peers[on.peer as usize].down.is_some() {
             self.say_down(on.peer);
         }
-        match result {
-            Ok(result) => result,
-            Err(trouble) => Err(self.refuse(on.peer, trouble)),
-        }
+        result.unwrap_or_else(|trouble| Err(self.refuse(on.peer, trouble)))
     }
 
     /// Asks for a report of the next message.
@@ -243,6 +228,19 @@ impl RdmaEndpoint {
         self.lose(peer, error.clone(), &mut backlog);
         self.backlog = backlog;
         Error { kind: given_up(error.kind), ..error }
+    }
+}
+
+/// Returns the destination of a message, and its length unless that is more than memory can have.
+fn landing(dst: Sink<'_>) -> (Landing, Option<usize>) {
+    match dst {
+        Sink::Place(list) => {
+            let (pieces, total) = Pieces::new(list);
+            (Landing::Place { pieces, cursor: Cursor::default() }, total)
+        }
+        Sink::Consume { len, consumer } => {
+            (Landing::Eat(Eater::new(consumer)), Some(len).filter(|&len| len <= MESSAGE_MAX))
+        }
     }
 }
 

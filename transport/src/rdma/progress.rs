@@ -12,6 +12,7 @@ use super::lane::Request;
 use super::link::{Link, Stage};
 use super::options::RdmaOptions;
 use super::rails::Rail;
+use super::receiving::Answer;
 use super::registrations::Registrations;
 use super::side::{News, two_hellos};
 use super::stats::Counters;
@@ -39,6 +40,14 @@ pub(super) struct Hands<'a> {
     pub(super) counters: &'a mut Counters,
     pub(super) options: &'a RdmaOptions,
     pub(super) events: &'a mut Vec<Event>,
+}
+
+/// A pass over the channels of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    Ordinary,
+    /// The owner is about to sleep, so the next pass may come late.
+    BeforeSleep,
 }
 
 impl RdmaEndpoint {
@@ -113,7 +122,7 @@ impl RdmaEndpoint {
         let due = if quiet { peer.busy | peer.touched } else { peer.touched };
         if due != 0 {
             peer.touched = 0;
-            moved |= pump(number, peer, due, false, &mut hands)?;
+            moved |= pump(number, peer, due, Pass::Ordinary, &mut hands)?;
         }
         Ok(moved)
     }
@@ -391,9 +400,9 @@ fn hear(
             chan.grants_seen = chan.grants_seen.wrapping_add(1);
             chan.grants.push_back(grant);
         }
-        Note::Filled => receiving::answered(link, chan, true, hands)?,
+        Note::Filled => receiving::answered(link, chan, Answer::Filled, hands)?,
         Note::Refused(sequence) => chan.refused = Some(sequence),
-        Note::Returned => receiving::answered(link, chan, false, hands)?,
+        Note::Returned => receiving::answered(link, chan, Answer::Returned, hands)?,
         Note::Freed(count) => receiving::free_slots(chan, count)?,
         Note::Open | Note::Probe => {}
     }
@@ -405,7 +414,7 @@ pub(super) fn pump(
     number: u32,
     peer: &mut Peer,
     due: u64,
-    sleeping: bool,
+    pass: Pass,
     hands: &mut Hands<'_>,
 ) -> Result<bool, Trouble> {
     let Some(link) = peer.link.as_deref_mut() else { return Ok(false) };
@@ -418,7 +427,7 @@ pub(super) fn pump(
         moved |= sending::open(link, chan, hands)?;
         moved |= receiving::pump(chan, Channel { peer: number, index: channel.into() }, hands.events)?;
         moved |= receiving::grant(link, chan, hands)?;
-        moved |= sending::pump(link, chan, sleeping, hands)?;
+        moved |= sending::pump(link, chan, pass, hands)?;
         moved |= receiving::tell(link, chan)?;
         let pending = !chan.is_idle() || chan.probed || !chan.opened || !chan.grants.is_empty();
         peer.busy = peer.busy & !(1 << channel) | u64::from(pending) << channel;

@@ -238,23 +238,32 @@ pub(super) fn serve_late(chan: &mut Chan, on: Channel, cause: &Error, events: &m
     events.extend(chan.recvs.drain(..).map(|op| Event::Failed(op.token, cause.clone())));
 }
 
-/// Handles the answer to the oldest grant, which has been filled or returned unused.
+/// The peer's answer to a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Filled,
+    /// The peer has used none of it.
+    Returned,
+}
+
+/// Handles the answer to the oldest grant.
 pub(super) fn answered(
     link: &Link,
     chan: &mut Chan,
-    used: bool,
+    answer: Answer,
     hands: &mut Hands<'_>,
 ) -> Result<(), Trouble> {
     let Some(granted) = chan.granted.pop_front() else {
         return Err(Trouble::Corrupt("it filled memory that was not granted"));
     };
     let rail = usize::from(link.lanes[link.long_lane(chan.number)].rail);
-    if granted.dead && used {
+    let is_filled = answer == Answer::Filled;
+    if granted.dead && is_filled {
         return Err(Trouble::Corrupt("it filled memory granted for another message"));
     }
     let at = granted.sequence.wrapping_sub(chan.recv_sequence) as usize;
     // A message that failed is no longer in the queue.
-    if let Some(op) = chan.recvs.get_mut(at).filter(|_| used) {
+    if let Some(op) = chan.recvs.get_mut(at).filter(|_| is_filled) {
         let offset = op.filled;
         op.filled += granted.len;
         match (granted.chunk, &chan.staging) {

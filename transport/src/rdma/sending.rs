@@ -11,7 +11,7 @@ use super::channel::{BLOCK_BYTES, Chan, SendOp, own, own_place, slot_at, staging
 use super::device_copiers::DeviceCopiers;
 use super::lane::Settled;
 use super::link::{Bounce, Link};
-use super::progress::Hands;
+use super::progress::{Hands, Pass};
 use super::small;
 use super::trouble::Trouble;
 use super::wire::{EAGER_BYTES, Grant, Header, Kind, Note, Place, SLOTS};
@@ -128,11 +128,11 @@ pub(super) fn send_now(
     Ok(Posted::Done)
 }
 
-/// Sends as much as can be sent. `sleeping` means that this side will not look again for a while.
+/// Sends as much as can be sent.
 pub(super) fn pump(
     link: &mut Link,
     chan: &mut Chan,
-    sleeping: bool,
+    pass: Pass,
     hands: &mut Hands<'_>,
 ) -> Result<bool, Trouble> {
     let mut moved = false;
@@ -142,7 +142,7 @@ pub(super) fn pump(
         let step = if op.len <= EAGER_BYTES {
             send_short(link, chan, &mut op, hands)
         } else {
-            send_long(link, chan, &mut op, sleeping, hands)
+            send_long(link, chan, &mut op, pass, hands)
         };
         match step {
             Err(trouble) => {
@@ -194,7 +194,7 @@ fn send_long(
     link: &mut Link,
     chan: &mut Chan,
     op: &mut SendOp,
-    sleeping: bool,
+    pass: Pass,
     hands: &mut Hands<'_>,
 ) -> Result<Step, Trouble> {
     let mut moved = false;
@@ -207,46 +207,29 @@ fn send_long(
                 return Ok(Step::Over);
             }
             op.stalled += 1;
-            if !op.noticed
-                && op.written == 0
-                && (sleeping || op.stalled > PATIENCE_LOOKS)
-                && can_send_slot(link, chan)
-            {
-                send_slot(link, chan, Kind::Notice, op)?;
-                hands.counters.notices += 1;
-                op.noticed = true;
-                moved = true;
+            let is_due = pass == Pass::BeforeSleep || op.stalled > PATIENCE_LOOKS;
+            if is_due && op.written == 0 && !op.noticed {
+                moved |= notify(link, chan, op, hands)?;
             }
             return Ok(Step::Blocked { moved });
         };
-        let differs = grant.tag != op.tag || grant.message_len != op.len as u64;
-        if differs && grant.conditional {
-            // The message stays here, and a notice tells the receiver which one it is.
-            if !op.noticed {
-                if !can_send_slot(link, chan) {
-                    return Ok(Step::Blocked { moved });
-                }
-                send_slot(link, chan, Kind::Notice, op)?;
-                hands.counters.notices += 1;
-                op.noticed = true;
+        if grant.tag != op.tag || grant.message_len != op.len as u64 {
+            // The receiver expects another message, and the notice tells it which one this is.
+            if !notify(link, chan, op, hands)? {
+                return Ok(Step::Blocked { moved });
             }
+            if !grant.conditional {
+                // The receiver gets none of the message's bytes.
+                hands.events.push(Event::Done(op.token));
+                return Ok(Step::Over);
+            }
+            // The message stays here.
             if !return_first(link, chan)? {
                 return Ok(Step::Blocked { moved });
             }
             return_unused(link, chan)?;
             moved = true;
             continue;
-        }
-        if differs {
-            // The receiver expects another message; it gets a notice of this one, and none of its bytes.
-            if !op.noticed {
-                if !can_send_slot(link, chan) {
-                    return Ok(Step::Blocked { moved });
-                }
-                send_slot(link, chan, Kind::Notice, op)?;
-            }
-            hands.events.push(Event::Done(op.token));
-            return Ok(Step::Over);
         }
         if grant.len - chan.grant_written as u64 > (op.len - op.written) as u64 {
             return Err(Trouble::Corrupt("it granted more than the length of the message"));
@@ -260,6 +243,16 @@ fn send_long(
             return Ok(Step::Over);
         }
     }
+}
+
+/// Tells the peer, once, which message waits here. Returns `false` if there is no room for that now.
+fn notify(link: &mut Link, chan: &mut Chan, op: &mut SendOp, hands: &mut Hands<'_>) -> Result<bool, Trouble> {
+    if !op.noticed && can_send_slot(link, chan) {
+        send_slot(link, chan, Kind::Notice, op)?;
+        hands.counters.notices += 1;
+        op.noticed = true;
+    }
+    Ok(op.noticed)
 }
 
 /// Writes one run of a message into a grant. Returns `false` if there is no room for it now.

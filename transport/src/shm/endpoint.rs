@@ -27,10 +27,10 @@ use super::address::{Address, ProcessKey};
 use super::arena::{ASLEEP_WORD, Arena};
 use super::copier::{Copier, Stores};
 use super::cursor::Cursor;
-use super::establish::{NAME, NO_PEER, Patience};
+use super::establish::{NAME, NO_PEER, Patience, Sockets, caps};
 use super::exchange::Exchange;
 use super::lane::{Origin, SendLane};
-use super::options::{Budget, SINGLE_COPY_MIN, ShmOptions, SingleCopy};
+use super::options::{Budget, SINGLE_COPY_MIN, ShmOptions, SingleCopy, channels_max};
 use super::pages::Pages;
 use super::peer::{Fate, NO_LANE, Peer};
 use super::pending::{Caller, PendingConnections};
@@ -123,34 +123,31 @@ pub struct ShmEndpoint {
 }
 
 impl ShmEndpoint {
-    #[expect(clippy::too_many_arguments, reason = "the one place where the parts come together")]
     pub(super) fn assemble(
         rank: u32,
         world_size: u32,
         options: ShmOptions,
-        caps: Caps,
-        (identity, beacon): (Address, Beacon),
-        newcomers: PendingConnections,
-        bell: unix::Socket,
-        epoll: OwnedFd,
-        budget: Budget,
+        identity: Address,
+        beacon: Beacon,
+        sockets: Sockets,
     ) -> Self {
         let stores = options.stores;
+        let budget = Budget::new(&options, world_size, world_size as usize - 1);
         Self {
             rank,
             world_size,
+            caps: caps(&options, channels_max(world_size), &budget),
+            pages: (options.single_copy == SingleCopy::Auto).then(Pages::open).flatten(),
             options,
-            caps,
             blob: identity.encode(),
             identity,
             _beacon: beacon,
-            pages: None,
             probed: None,
             visited: None,
-            newcomers,
+            newcomers: sockets.newcomers,
             callers: Vec::new(),
-            bell: Arc::new(bell),
-            epoll,
+            bell: Arc::new(sockets.bell),
+            epoll: sockets.epoll,
             budget,
             members: Vec::new(),
             member: 0,

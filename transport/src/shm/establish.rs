@@ -17,8 +17,7 @@ use super::arena::{self, Arena, Assembly, MEMBERS_MAX};
 use super::endpoint::ShmEndpoint;
 use super::hello::{Ends, HELLO_BYTES, Hello, Purpose};
 use super::host::{self, Host};
-use super::options::{Budget, RING_MAX_BYTES, RING_MIN_BYTES, ShmOptions, SingleCopy, channels_max};
-use super::pages::Pages;
+use super::options::{Budget, RING_MAX_BYTES, RING_MIN_BYTES, ShmOptions, SingleCopy};
 use super::peer::Peer;
 use super::pending::{Caller, EPOLL_PENDING, PendingConnections};
 use super::remote::{Beacon, Remote};
@@ -61,6 +60,23 @@ impl Patience<'_> {
     }
 }
 
+/// The sockets through which peers reach an endpoint.
+pub(super) struct Sockets {
+    pub(super) newcomers: PendingConnections,
+    pub(super) bell: unix::Socket,
+    pub(super) epoll: OwnedFd,
+}
+
+impl Sockets {
+    fn open(address: &Address) -> Result<Self, Error> {
+        let system = |what: &str, e: io::Error| Error::system(NAME, None, what.to_owned(), e);
+        let listener = unix::listen(&address.name).map_err(|e| system("a UNIX socket to listen on", e))?;
+        let bell = unix::datagram(&address.bell_name()).map_err(|e| system("a UNIX datagram socket", e))?;
+        let epoll = watch(&listener, &bell).map_err(|e| system("epoll", e))?;
+        Ok(Self { newcomers: PendingConnections::new(listener, address.uid), bell, epoll })
+    }
+}
+
 impl ShmEndpoint {
     /// Makes the endpoint of `rank` in a world of `world_size` ranks.
     ///
@@ -87,13 +103,12 @@ impl ShmEndpoint {
         // A rank that finds this out later could no longer agree with the others on another transport.
         host::check_memory(arena::arena_bytes(world_size.min(MEMBERS_MAX)))
             .map_err(|e| system("memory for other processes", e))?;
-        let uid = rustix::process::geteuid().as_raw();
         let random = |e| system("random numbers", e);
         let cookie = host::random_bits().map_err(random)?;
         let beacon = Beacon::new(cookie);
         let address = Address {
             host,
-            uid,
+            uid: rustix::process::geteuid().as_raw(),
             pid: std::process::id(),
             process: host::process_number().map_err(random)?,
             name: host::random_name().map_err(random)?,
@@ -101,27 +116,8 @@ impl ShmEndpoint {
             beacon: beacon.address(),
             is_registered: Fences::register(),
         };
-        let listener = unix::listen(&address.name).map_err(|e| system("a UNIX socket to listen on", e))?;
-        let bell = unix::datagram(&address.bell_name()).map_err(|e| system("a UNIX datagram socket", e))?;
-        let epoll = watch(&listener, &bell).map_err(|e| system("epoll", e))?;
-        let channels_max = channels_max(world_size);
-        let budget = Budget::new(&options, world_size, world_size as usize - 1);
-        let caps = caps(&options, channels_max, &budget);
-        let newcomers = PendingConnections::new(listener, uid);
-        let pages = (options.single_copy == SingleCopy::Auto).then(Pages::open).flatten();
-        let mut endpoint = Self::assemble(
-            rank,
-            world_size,
-            options,
-            caps,
-            (address, beacon),
-            newcomers,
-            bell,
-            epoll,
-            budget,
-        );
-        endpoint.pages = pages;
-        Ok(endpoint)
+        let sockets = Sockets::open(&address)?;
+        Ok(Self::assemble(rank, world_size, options, address, beacon, sockets))
     }
 
     pub(crate) fn meet(&mut self, rank: u32, address: &[u8]) -> Result<Reach, Error> {
@@ -437,7 +433,7 @@ impl ShmEndpoint {
     }
 }
 
-fn caps(options: &ShmOptions, channels_max: u16, budget: &Budget) -> Caps {
+pub(super) fn caps(options: &ShmOptions, channels_max: u16, budget: &Budget) -> Caps {
     Caps {
         name: NAME,
         channels_max,

@@ -18,6 +18,15 @@ const PIECES_A_VISIT: usize = 4;
 /// Number of passes of the last poll before sleeping: enough to empty or fill a ring of many short pieces.
 const PASSES_BEFORE_SLEEP: usize = 64;
 
+/// Result of a pass over the lanes.
+#[derive(Default)]
+struct Passed {
+    /// Whether anything moved.
+    any: bool,
+    /// The last error, with the index of the peer that caused it.
+    trouble: Option<(usize, Trouble)>,
+}
+
 impl ShmEndpoint {
     /// Checks a peer's doorbell after something was published for it or freed, and wakes the peer if it sleeps.
     #[inline]
@@ -89,9 +98,26 @@ impl ShmEndpoint {
 
     /// Moves pending pieces, up to a few per lane. If a peer causes an error, that peer is lost.
     pub(super) fn pass(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut passed = Passed::default();
+        self.pass_sends(events, &mut passed);
+        self.pass_recvs(events, &mut passed);
+        if !self.dirty.is_empty() {
+            self.fence();
+            while let Some(peer) = self.dirty.pop() {
+                self.peers[peer as usize].is_dirty = false;
+                self.ring_doorbell_after_fence(peer as usize);
+            }
+        }
+        if let Some((peer, trouble)) = passed.trouble {
+            self.suffer(peer, trouble, events);
+            passed.any = true;
+        }
+        passed.any
+    }
+
+    #[inline]
+    fn pass_sends(&mut self, events: &mut Vec<Event>, passed: &mut Passed) {
         let budget = PIECES_A_VISIT * self.options.piece_bytes;
-        let mut any = false;
-        let mut trouble = None;
         let mut i = 0;
         while i < self.busy_sends.len() {
             let lane = &mut self.send_lanes[self.busy_sends[i] as usize];
@@ -102,11 +128,11 @@ impl ShmEndpoint {
             });
             match result {
                 Ok(true) => {
-                    any = true;
+                    passed.any = true;
                     Self::mark_dirty(&mut self.dirty, &mut self.peers, lane.peer);
                 }
                 Ok(false) => {}
-                Err(error) => trouble = Some((lane.peer, Trouble::Corrupt(error))),
+                Err(error) => passed.trouble = Some((lane.peer, Trouble::Corrupt(error))),
             }
             if lane.is_idle() {
                 lane.is_listed = false;
@@ -115,7 +141,12 @@ impl ShmEndpoint {
                 i += 1;
             }
         }
-        i = 0;
+    }
+
+    #[inline]
+    fn pass_recvs(&mut self, events: &mut Vec<Event>, passed: &mut Passed) {
+        let budget = PIECES_A_VISIT * self.options.piece_bytes;
+        let mut i = 0;
         while i < self.busy_recvs.len() {
             let lane = &mut self.recv_lanes[self.busy_recvs[i] as usize];
             let (pending, rank) = (&mut self.pending, self.peers[lane.peer].rank);
@@ -125,19 +156,17 @@ impl ShmEndpoint {
             });
             // Messages before one that does not fit may have been taken.
             if !matches!(result, Ok(false)) {
-                any = true;
+                passed.any = true;
                 Self::mark_dirty(&mut self.dirty, &mut self.peers, lane.peer);
             }
             match result {
-                Ok(false) if lane.is_probed => {
-                    any |= tell_waiting(lane, rank, &mut self.pending, events).unwrap_or_else(|error| {
-                        trouble = Some((lane.peer, Trouble::Corrupt(error)));
-                        false
-                    });
-                }
+                Ok(false) if lane.is_probed => match tell_waiting(lane, rank, &mut self.pending, events) {
+                    Ok(told) => passed.any |= told,
+                    Err(error) => passed.trouble = Some((lane.peer, Trouble::Corrupt(error))),
+                },
                 Ok(_) => {}
                 Err(Trouble::Unfit) => give_back(lane, rank, &mut self.pending, events),
-                Err(error) => trouble = Some((lane.peer, error)),
+                Err(error) => passed.trouble = Some((lane.peer, error)),
             }
             if !lane.has_work() {
                 lane.is_listed = false;
@@ -146,18 +175,6 @@ impl ShmEndpoint {
                 i += 1;
             }
         }
-        if !self.dirty.is_empty() {
-            self.fence();
-            while let Some(peer) = self.dirty.pop() {
-                self.peers[peer as usize].is_dirty = false;
-                self.ring_doorbell_after_fence(peer as usize);
-            }
-        }
-        if let Some((peer, trouble)) = trouble {
-            self.suffer(peer, trouble, events);
-            any = true;
-        }
-        any
     }
 
     /// Handles an error that a peer caused.

@@ -13,6 +13,7 @@
     clippy::not_unsafe_ptr_arg_deref,
     clippy::missing_safety_doc,
     clippy::missing_errors_doc,
+    clippy::too_many_arguments,
     reason = "calls are documented by the MPI standard: their arguments are those of the C functions, and as valid"
 )]
 

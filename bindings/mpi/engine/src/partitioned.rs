@@ -359,7 +359,6 @@ impl Partitioned {
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 unsafe fn make(
     is_send: bool,
     buf: *const c_void,
@@ -410,7 +409,6 @@ unsafe fn make(
     unsafe { put(into, request::persistent(move || Partitioned::start(&setup), &comm)) }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn psend_init(
     buf: *const c_void,
     partitions: c_int,
@@ -426,7 +424,6 @@ pub unsafe fn psend_init(
     unsafe { make(true, buf, partitions, n, of, to, tag, comm, into) }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn precv_init(
     buf: *mut c_void,
     partitions: c_int,

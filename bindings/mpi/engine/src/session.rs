@@ -183,7 +183,6 @@ pub unsafe fn comm_create_from_group(
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn intercomm_create_from_groups(
     local: c_int,
     leader: c_int,

@@ -283,7 +283,7 @@ impl Transfer<'_, '_> {
         }
         for attempt in 0.. {
             self.comm.all_reduce(&mut needs, ReduceOp::Max)?;
-            let all = deliveries((&self.holders, &self.needers), self.comm.hosts(), &needs, attempt);
+            let all = deliveries(&self.holders, &self.needers, self.comm.hosts(), &needs, attempt);
             let Some(first) = all.first() else { break };
             if attempt >= self.holders.len().max(ATTEMPTS_LEAST) {
                 return Err(usage(

@@ -20,7 +20,8 @@ pub(super) struct Delivery {
 /// needer's host come first, if there are any. Chunks are dealt out to all holders that are equally near, and each
 /// further attempt asks another one. Ordered by chunk.
 pub(super) fn deliveries(
-    (holders, needers): (&[u32], &[u32]),
+    holders: &[u32],
+    needers: &[u32],
     hosts: &[u32],
     needs: &[u8],
     attempt: usize,
@@ -72,7 +73,7 @@ mod tests {
         let hosts = [0, 0, 1, 1, 1];
         let from = |attempt| -> Vec<u32> {
             let needs = [1; 6];
-            deliveries((&[0, 1, 2, 3], &[4]), &hosts, &needs, attempt).iter().map(|d| d.from).collect()
+            deliveries(&[0, 1, 2, 3], &[4], &hosts, &needs, attempt).iter().map(|d| d.from).collect()
         };
         assert_eq!(from(0), [2, 3, 2, 3, 2, 3], "those on its host share the work");
         assert_eq!(from(1), [3, 2, 3, 2, 3, 2]);
@@ -88,7 +89,7 @@ mod tests {
         let hosts = [0; MAX_WORLD_SIZE as usize];
         for (ranks, most) in [(2, 64), (1000, 32), (MAX_WORLD_SIZE, 7)] {
             let needers: Vec<u32> = (1..ranks).collect();
-            let all = deliveries((&[0], &needers), &hosts, &vec![1; needers.len() * 64], 0);
+            let all = deliveries(&[0], &needers, &hosts, &vec![1; needers.len() * 64], 0);
             let batches: Vec<_> = batches(&all, needers.len()).collect();
             assert_eq!(batches[0].len(), needers.len() * most, "as many as there is room for");
             assert!(batches.iter().all(|batch| batch.len() <= MOST_SLOTS / 2), "{ranks} ranks");
@@ -100,9 +101,9 @@ mod tests {
     fn only_what_is_needed_is_sent() {
         let hosts = [0, 1, 2];
         // Ranks 1 and 2 need some of three chunks.
-        let sent = deliveries((&[0], &[1, 2]), &hosts, &[0, 1, 0, 1, 1, 0], 0);
+        let sent = deliveries(&[0], &[1, 2], &hosts, &[0, 1, 0, 1, 1, 0], 0);
         let sent: Vec<_> = sent.iter().map(|d| (d.chunk, d.from, d.to)).collect();
         assert_eq!(sent, [(0, 0, 2), (1, 0, 1), (1, 0, 2)]);
-        assert!(deliveries((&[0], &[1]), &hosts, &[0, 0], 0).is_empty());
+        assert!(deliveries(&[0], &[1], &hosts, &[0, 0], 0).is_empty());
     }
 }

@@ -46,7 +46,6 @@ fn blocks(buffer: &Buffer, times: usize) -> Vec<Buffer> {
     (0..times as i64).map(|at| buffer.moved(at * step)).collect()
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn neighbor_allgather(
     how: How,
     sendbuf: *const c_void,
@@ -64,7 +63,6 @@ pub unsafe fn neighbor_allgather(
     exchange(how, &comm, &out, &into)
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn neighbor_allgatherv(
     how: How,
     sendbuf: *const c_void,
@@ -84,7 +82,6 @@ pub unsafe fn neighbor_allgatherv(
     exchange(how, &comm, &out, &into)
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn neighbor_alltoall(
     how: How,
     sendbuf: *const c_void,
@@ -102,7 +99,6 @@ pub unsafe fn neighbor_alltoall(
     exchange(how, &comm, &out, &into)
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn neighbor_alltoallv(
     how: How,
     sendbuf: *const c_void,
@@ -127,7 +123,6 @@ pub unsafe fn neighbor_alltoallv(
     exchange(how, &comm, &out, &into)
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn neighbor_alltoallw(
     how: How,
     sendbuf: *const c_void,

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use kolo::Collective;
+
 use super::algorithms::{FEW, exchange, give_to_all, scatter};
 use super::buffers::{Buffer, Scratch};
 use super::schedule::{Memory, Schedule};
@@ -237,14 +239,15 @@ pub fn scatter_elements(s: &mut Schedule, sum: &Scratch, counts: &[usize], into:
 }
 
 /// Scans along the chain of ranks: each receives the result of the ranks before it, and sends its own to the next.
-pub fn scan(s: &mut Schedule, op: &Reducer, own: Scratch, into: &Buffer, exclusive: bool) {
+pub fn scan(s: &mut Schedule, op: &Reducer, own: Scratch, into: &Buffer, scan: Collective) {
+    let is_exclusive = scan == Collective::ExScan;
     let (rank, size) = (s.rank(), s.size());
     let mut sum = own.clone();
     if rank > 0 {
         let before = own.alike(s);
         s.recv(rank - 1, before.memory);
         s.fence();
-        if exclusive {
+        if is_exclusive {
             before.store(s, into);
         }
         combine(s, op, &before, &own);
@@ -254,7 +257,7 @@ pub fn scan(s: &mut Schedule, op: &Reducer, own: Scratch, into: &Buffer, exclusi
         s.send(rank + 1, sum.memory);
         s.fence();
     }
-    if !exclusive {
+    if !is_exclusive {
         sum.store(s, into);
     }
 }

@@ -92,7 +92,6 @@ pub unsafe fn allreduce(
     })
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn reduce(
     how: How,
     sendbuf: *const c_void,
@@ -226,15 +225,16 @@ fn scanned(
     sendbuf: *const c_void,
     recvbuf: *mut c_void,
     n: i64,
-    (of, op, comm): (c_int, c_int, c_int),
-    exclusive: bool,
+    of: c_int,
+    op: c_int,
+    comm: c_int,
+    collective: Collective,
 ) -> Outcome {
     let call = Reduction::new(sendbuf, recvbuf, n, of, op, comm::intra(comm)?)?;
     // The first rank has no result of an exclusive scan.
-    let has_result = !exclusive || call.comm.rank > 0;
+    let has_result = collective == Collective::Scan || call.comm.rank > 0;
     call.check_result(sendbuf, recvbuf, if has_result { call.own.count } else { 0 })?;
     if let Some(kolo) = call.fast(how) {
-        let collective = if exclusive { Collective::ExScan } else { Collective::Scan };
         // The first rank may pass anything as the output of an exclusive scan, but Kolo needs a buffer of its own for it.
         let is_no_buffer = recvbuf.is_null() || is_in_place(recvbuf) || sendbuf == recvbuf;
         let is_replaced = !has_result && !is_in_place(sendbuf) && is_no_buffer;
@@ -246,7 +246,7 @@ fn scanned(
     let into = if has_result { Buffer::new(recvbuf, n, of)? } else { Buffer::none() };
     go(how, &call.comm, |s| {
         let own = Scratch::load(s, &call.own);
-        reducing::scan(s, &call.user, own, &into, exclusive);
+        reducing::scan(s, &call.user, own, &into, collective);
         Ok(())
     })
 }
@@ -260,7 +260,7 @@ pub unsafe fn scan(
     op: c_int,
     comm: c_int,
 ) -> Outcome {
-    scanned(how, sendbuf, recvbuf, n, (of, op, comm), false)
+    scanned(how, sendbuf, recvbuf, n, of, op, comm, Collective::Scan)
 }
 
 pub unsafe fn exscan(
@@ -272,5 +272,5 @@ pub unsafe fn exscan(
     op: c_int,
     comm: c_int,
 ) -> Outcome {
-    scanned(how, sendbuf, recvbuf, n, (of, op, comm), true)
+    scanned(how, sendbuf, recvbuf, n, of, op, comm, Collective::ExScan)
 }

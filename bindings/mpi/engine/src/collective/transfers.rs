@@ -126,17 +126,14 @@ fn same_bytes(out: Option<&Buffer>, into: Option<&Buffer>) -> Outcome {
 fn gather_to(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer], to: u32) -> Outcome {
     go(how, comm, |s| {
         same_bytes(own, parts.get(to as usize))?;
-        let mut into = sinks(s, parts);
+        let into = sinks(s, parts);
         let data = match own {
             Some(own) => own.source(s),
             None => into[to as usize],
         };
-        if own.is_none() {
-            // The root's block is already in place, whatever its layout.
-            into[to as usize] = data;
-        }
         algorithms::gather(s, data, &into, to);
         for (rank, (part, memory)) in parts.iter().zip(&into).enumerate() {
+            // The root's own block may be in place already, whatever its layout.
             if own.is_some() || rank as u32 != to {
                 part.arrived(s, *memory);
             }
@@ -145,7 +142,6 @@ fn gather_to(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer],
     })
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn gather(
     how: How,
     sendbuf: *const c_void,
@@ -196,7 +192,6 @@ pub unsafe fn gather(
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn gatherv(
     how: How,
     sendbuf: *const c_void,
@@ -245,7 +240,6 @@ fn scatter_from(how: How, comm: &Arc<Comm>, parts: &[Buffer], own: Option<&Buffe
     })
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn scatter(
     how: How,
     sendbuf: *const c_void,
@@ -290,7 +284,6 @@ pub unsafe fn scatter(
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn scatterv(
     how: How,
     sendbuf: *const c_void,
@@ -342,7 +335,6 @@ fn gather_all(how: How, comm: &Arc<Comm>, own: Option<&Buffer>, parts: &[Buffer]
     })
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn allgather(
     how: How,
     sendbuf: *const c_void,
@@ -388,7 +380,6 @@ pub unsafe fn allgather(
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn allgatherv(
     how: How,
     sendbuf: *const c_void,
@@ -451,7 +442,14 @@ fn exchange(how: How, comm: &Arc<Comm>, out: Option<&[Buffer]>, into: &[Buffer])
     })
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
+/// As [`exchange`], or with the ranks of the other group.
+fn exchange_or_cross(how: How, comm: &Arc<Comm>, out: Option<Vec<Buffer>>, into: &[Buffer]) -> Outcome {
+    match &comm.inter {
+        Some(of_both) => inter::all_to_all(how, comm, of_both, &out.map_or_else(inter::in_place, Ok)?, into),
+        None => exchange(how, comm, out.as_deref(), into),
+    }
+}
+
 pub unsafe fn alltoall(
     how: How,
     sendbuf: *const c_void,
@@ -498,7 +496,6 @@ pub unsafe fn alltoall(
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn alltoallv(
     how: How,
     sendbuf: *const c_void,
@@ -521,12 +518,7 @@ pub unsafe fn alltoallv(
         };
         (out, listed(recvbuf, recvcounts, rdispls, recvtype, ranks)?)
     };
-    match &comm.inter {
-        Some(of_both) => {
-            inter::all_to_all(how, &comm, of_both, &out.map_or_else(inter::in_place, Ok)?, &into)
-        }
-        None => exchange(how, &comm, out.as_deref(), &into),
-    }
+    exchange_or_cross(how, &comm, out, &into)
 }
 
 /// Makes blocks of different types, at displacements in bytes.
@@ -543,7 +535,6 @@ pub(super) unsafe fn various(
     (0..ranks).map(|rank| Ok(Buffer::new(at, counts[rank], types[rank])?.moved(places[rank]))).collect()
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn alltoallw(
     how: How,
     sendbuf: *const c_void,
@@ -566,10 +557,5 @@ pub unsafe fn alltoallw(
         };
         (out, various(recvbuf, recvcounts, rdispls, recvtypes, ranks)?)
     };
-    match &comm.inter {
-        Some(of_both) => {
-            inter::all_to_all(how, &comm, of_both, &out.map_or_else(inter::in_place, Ok)?, &into)
-        }
-        None => exchange(how, &comm, out.as_deref(), &into),
-    }
+    exchange_or_cross(how, &comm, out, &into)
 }

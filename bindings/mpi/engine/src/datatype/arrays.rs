@@ -55,7 +55,6 @@ pub(super) fn subarray(lists: &[Vec<i64>; 3], order: c_int, of: &Arc<Type>) -> O
 }
 
 /// Makes the type of one rank's part of a distributed array.
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub(super) fn darray(
     size: c_int,
     rank: c_int,

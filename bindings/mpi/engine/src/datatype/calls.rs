@@ -265,7 +265,6 @@ pub unsafe fn type_create_subarray(
     unsafe { give(array, new) }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn type_create_darray(
     size: c_int,
     rank: c_int,

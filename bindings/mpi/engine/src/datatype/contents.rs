@@ -61,7 +61,6 @@ unsafe fn copy_out<T: Copy>(from: &[T], room: i64, into: *mut T) -> Outcome {
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn type_get_contents_c(
     handle: c_int,
     max_integers: i64,
@@ -89,7 +88,6 @@ pub unsafe fn type_get_contents_c(
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn type_get_contents(
     handle: c_int,
     max_integers: c_int,

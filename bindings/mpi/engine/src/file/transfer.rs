@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use super::view::View;
 use super::{File, Split, lock, lookup};
 use crate::args::{count, put};
 use crate::collective;
@@ -24,6 +25,12 @@ enum Place {
     Shared,
     /// At the shared pointer, rank after rank.
     Ordered,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Access {
+    Read,
+    Write,
 }
 
 /// The program's memory.
@@ -136,28 +143,30 @@ impl File {
         }
     }
 
+    /// Returns what is wrong with an access of so many bytes, if anything is.
+    fn objection(&self, access: Access, view: &View, bytes: usize) -> Option<(Class, &'static str)> {
+        let is_write = access == Access::Write;
+        Some(match self.mode {
+            mode if is_write && mode & MODE_RDONLY != 0 => (Class::ReadOnly, "the file is open for reading"),
+            mode if !is_write && mode & MODE_WRONLY != 0 => (Class::Access, "the file is open for writing"),
+            _ if !bytes.is_multiple_of(view.unit()) => {
+                (Class::Io, "an access must consist of whole etypes of the view")
+            }
+            _ if is_write && bytes > 0 && view.is_empty() => {
+                (Class::Io, "the view shows nothing of the file")
+            }
+            _ => return None,
+        })
+    }
+
     /// Reads or writes.
     ///
     /// # Safety
     /// The memory is readable for a write and writable for a read, and nothing else uses it meanwhile.
-    unsafe fn transfer(&self, place: Place, buffer: &Buffer, is_write: bool) -> Outcome<Status> {
+    unsafe fn transfer(&self, place: Place, buffer: &Buffer, access: Access) -> Outcome<Status> {
         let view = self.view();
         let (bytes, unit) = (buffer.bytes(), view.unit());
-        let wrong = match self.mode {
-            mode if is_write && mode & MODE_RDONLY != 0 => {
-                Some((Class::ReadOnly, "the file is open for reading"))
-            }
-            mode if !is_write && mode & MODE_WRONLY != 0 => {
-                Some((Class::Access, "the file is open for writing"))
-            }
-            _ if !bytes.is_multiple_of(unit) => {
-                Some((Class::Io, "an access must consist of whole etypes of the view"))
-            }
-            _ if is_write && bytes > 0 && view.is_empty() => {
-                Some((Class::Io, "the view shows nothing of the file"))
-            }
-            _ => None,
-        };
+        let wrong = self.objection(access, &view, bytes);
         // All ranks take part in an ordered access, even one whose arguments are wrong.
         let etypes = if wrong.is_some() { 0 } else { (bytes / unit) as i64 };
         let first = match (place, &wrong) {
@@ -174,23 +183,22 @@ impl File {
         };
         // SAFETY: the caller's promise.
         let moved = self.alone(|| unsafe {
-            if is_write {
-                buffer.with_data(|data| {
+            match access {
+                Access::Write => buffer.with_data(|data| {
                     view.each(from, data.len(), |at, range| {
                         let len = range.len();
                         let written = self.file.write_all_at(&data[range], at);
                         written.map(|()| len).map_err(|error| broken("write", at, len, &error))
                     })
-                })
-            } else {
-                buffer.with_room(|room| {
+                }),
+                Access::Read => buffer.with_room(|room| {
                     let len = room.len();
                     view.each(from, len, |at, range| {
                         let len = range.len();
                         read_all(&self.file, &mut room[range], at)
                             .map_err(|error| broken("read", at, len, &error))
                     })
-                })
+                }),
             }
         })?;
         let mut status = Status::EMPTY;
@@ -202,33 +210,33 @@ impl File {
 /// Makes the calls. `status` calls write a status, `request` calls return a request that is already complete, and `begins` calls keep the
 /// status for the call that ends them.
 macro_rules! transfers {
-    ($($write:literal $name:ident($($offset:ident)?) = $place:expr => $how:ident $($split:ident)?;)+) => {$(
-        transfers!(@$how $write $name [$($offset)?] $place, $($split)?);
+    ($($access:ident $name:ident($($offset:ident)?) = $place:expr => $how:ident $($split:ident)?;)+) => {$(
+        transfers!(@$how $access $name [$($offset)?] $place, $($split)?);
     )+};
-    (@status $write:literal $name:ident [$($offset:ident)?] $place:expr,) => {
+    (@status $access:ident $name:ident [$($offset:ident)?] $place:expr,) => {
         pub unsafe fn $name(file: c_int, $($offset: i64,)? buf: *const c_void, n: i64, of: c_int, status: *mut Status) -> Outcome {
             let file = lookup(file)?;
             let buffer = Buffer::new(buf, n, of)?;
             // SAFETY: the caller's promise: `n` elements at `buf`, and a place for a status.
             unsafe {
-                let done = file.transfer($place, &buffer, $write)?;
+                let done = file.transfer($place, &buffer, Access::$access)?;
                 request::set_status(status, done);
             }
             Ok(())
         }
     };
-    (@request $write:literal $name:ident [$($offset:ident)?] $place:expr,) => {
+    (@request $access:ident $name:ident [$($offset:ident)?] $place:expr,) => {
         pub unsafe fn $name(file: c_int, $($offset: i64,)? buf: *const c_void, n: i64, of: c_int, into: *mut c_int) -> Outcome {
             let file = lookup(file)?;
             let buffer = Buffer::new(buf, n, of)?;
             // SAFETY: as above.
             unsafe {
-                let done = file.transfer($place, &buffer, $write)?;
+                let done = file.transfer($place, &buffer, Access::$access)?;
                 put(into, request::register(Active::Over(done), &file.comm))
             }
         }
     };
-    (@begins $write:literal $name:ident [$($offset:ident)?] $place:expr, $split:ident) => {
+    (@begins $access:ident $name:ident [$($offset:ident)?] $place:expr, $split:ident) => {
         pub unsafe fn $name(file: c_int, $($offset: i64,)? buf: *const c_void, n: i64, of: c_int) -> Outcome {
             let file = lookup(file)?;
             let buffer = Buffer::new(buf, n, of)?;
@@ -237,41 +245,41 @@ macro_rules! transfers {
                 return fail(Class::Io, "another split collective call has begun on this file but not ended");
             }
             // SAFETY: as above.
-            *begun = Some((Split::$split, unsafe { file.transfer($place, &buffer, $write) }?));
+            *begun = Some((Split::$split, unsafe { file.transfer($place, &buffer, Access::$access) }?));
             Ok(())
         }
     };
 }
 
 transfers! {
-    false file_read_at(offset) = Place::At(offset) => status;
-    true file_write_at(offset) = Place::At(offset) => status;
-    false file_read_at_all(offset) = Place::At(offset) => status;
-    true file_write_at_all(offset) = Place::At(offset) => status;
-    false file_read() = Place::Own => status;
-    true file_write() = Place::Own => status;
-    false file_read_all() = Place::Own => status;
-    true file_write_all() = Place::Own => status;
-    false file_read_shared() = Place::Shared => status;
-    true file_write_shared() = Place::Shared => status;
-    false file_read_ordered() = Place::Ordered => status;
-    true file_write_ordered() = Place::Ordered => status;
-    false file_iread_at(offset) = Place::At(offset) => request;
-    true file_iwrite_at(offset) = Place::At(offset) => request;
-    false file_iread_at_all(offset) = Place::At(offset) => request;
-    true file_iwrite_at_all(offset) = Place::At(offset) => request;
-    false file_iread() = Place::Own => request;
-    true file_iwrite() = Place::Own => request;
-    false file_iread_all() = Place::Own => request;
-    true file_iwrite_all() = Place::Own => request;
-    false file_iread_shared() = Place::Shared => request;
-    true file_iwrite_shared() = Place::Shared => request;
-    false file_read_at_all_begin(offset) = Place::At(offset) => begins ReadAtAll;
-    true file_write_at_all_begin(offset) = Place::At(offset) => begins WriteAtAll;
-    false file_read_all_begin() = Place::Own => begins ReadAll;
-    true file_write_all_begin() = Place::Own => begins WriteAll;
-    false file_read_ordered_begin() = Place::Ordered => begins ReadOrdered;
-    true file_write_ordered_begin() = Place::Ordered => begins WriteOrdered;
+    Read file_read_at(offset) = Place::At(offset) => status;
+    Write file_write_at(offset) = Place::At(offset) => status;
+    Read file_read_at_all(offset) = Place::At(offset) => status;
+    Write file_write_at_all(offset) = Place::At(offset) => status;
+    Read file_read() = Place::Own => status;
+    Write file_write() = Place::Own => status;
+    Read file_read_all() = Place::Own => status;
+    Write file_write_all() = Place::Own => status;
+    Read file_read_shared() = Place::Shared => status;
+    Write file_write_shared() = Place::Shared => status;
+    Read file_read_ordered() = Place::Ordered => status;
+    Write file_write_ordered() = Place::Ordered => status;
+    Read file_iread_at(offset) = Place::At(offset) => request;
+    Write file_iwrite_at(offset) = Place::At(offset) => request;
+    Read file_iread_at_all(offset) = Place::At(offset) => request;
+    Write file_iwrite_at_all(offset) = Place::At(offset) => request;
+    Read file_iread() = Place::Own => request;
+    Write file_iwrite() = Place::Own => request;
+    Read file_iread_all() = Place::Own => request;
+    Write file_iwrite_all() = Place::Own => request;
+    Read file_iread_shared() = Place::Shared => request;
+    Write file_iwrite_shared() = Place::Shared => request;
+    Read file_read_at_all_begin(offset) = Place::At(offset) => begins ReadAtAll;
+    Write file_write_at_all_begin(offset) = Place::At(offset) => begins WriteAtAll;
+    Read file_read_all_begin() = Place::Own => begins ReadAll;
+    Write file_write_all_begin() = Place::Own => begins WriteAll;
+    Read file_read_ordered_begin() = Place::Ordered => begins ReadOrdered;
+    Write file_write_ordered_begin() = Place::Ordered => begins WriteOrdered;
 }
 
 macro_rules! ends {

@@ -48,7 +48,14 @@ enum Peer {
     Any,
 }
 
-fn peer(comm: &Comm, rank: c_int, may_be_any: bool) -> Outcome<Option<Peer>> {
+/// Whether `MPI_ANY_SOURCE` and `MPI_ANY_TAG` are permitted.
+#[derive(Clone, Copy, PartialEq)]
+enum Wildcards {
+    Accepted,
+    Refused,
+}
+
+fn peer(comm: &Comm, rank: c_int, wildcards: Wildcards) -> Outcome<Option<Peer>> {
     if let Ok(at) = usize::try_from(rank)
         && let Some(member) = comm.peers.get(at)
     {
@@ -56,7 +63,7 @@ fn peer(comm: &Comm, rank: c_int, may_be_any: bool) -> Outcome<Option<Peer>> {
     }
     match rank {
         PROC_NULL => Ok(None),
-        ANY_SOURCE if may_be_any => Ok(Some(Peer::Any)),
+        ANY_SOURCE if wildcards == Wildcards::Accepted => Ok(Some(Peer::Any)),
         _ => fail(
             Class::Rank,
             format!("rank {rank} is out of range for a communicator of {}", comm.peers.len()),
@@ -64,41 +71,39 @@ fn peer(comm: &Comm, rank: c_int, may_be_any: bool) -> Outcome<Option<Peer>> {
     }
 }
 
-fn tag(tag: c_int, may_be_any: bool) -> Outcome<Option<i32>> {
+fn tag(tag: c_int, wildcards: Wildcards) -> Outcome<Option<i32>> {
     match tag {
         0..=TAG_MAX => Ok(Some(tag)),
-        ANY_TAG if may_be_any => Ok(None),
+        ANY_TAG if wildcards == Wildcards::Accepted => Ok(None),
         _ => fail(Class::Tag, format!("the tag is {tag}, but tags are 0 to {TAG_MAX}")),
     }
 }
 
 impl Place {
-    fn new(
+    fn send_of(at: *const c_void, n: i64, of: c_int, to: c_int, tag: c_int, comm: c_int) -> Outcome<Self> {
+        Self::on(comm::held(comm)?, at, n, of, to, tag, Wildcards::Refused)
+    }
+
+    fn recv_of(at: *const c_void, n: i64, of: c_int, from: c_int, tag: c_int, comm: c_int) -> Outcome<Self> {
+        Self::on(comm::held(comm)?, at, n, of, from, tag, Wildcards::Accepted)
+    }
+
+    /// Makes a place on a communicator that may have been freed.
+    fn on(
+        comm: Held<Comm>,
         at: *const c_void,
         n: i64,
         of: c_int,
         rank: c_int,
         number: c_int,
-        comm: c_int,
-        recv: bool,
-    ) -> Outcome<Self> {
-        Self::on(comm::held(comm)?, (at, n, of), rank, number, recv)
-    }
-
-    /// As [`Place::new`], on a communicator that may have been freed.
-    fn on(
-        comm: Held<Comm>,
-        (at, n, of): (*const c_void, i64, c_int),
-        rank: c_int,
-        number: c_int,
-        recv: bool,
+        wildcards: Wildcards,
     ) -> Outcome<Self> {
         let count = count(n)?;
-        let peer = peer(&comm, rank, recv)?;
+        let peer = peer(&comm, rank, wildcards)?;
         // Programs leave out the type of no elements.
         let is_typeless = count == 0 && of == DATATYPE_NULL;
         let of = datatype::held(if is_typeless { BYTE } else { of })?;
-        let tag = tag(number, recv)?;
+        let tag = tag(number, wildcards)?;
         of.check_address(at, count)?;
         Ok(Self { comm, at: at as usize, count, of, peer, tag })
     }
@@ -255,7 +260,7 @@ macro_rules! sends {
             tag: c_int,
             comm: c_int,
         ) -> Outcome {
-            let place = Place::new(buf, n, of, to, tag, comm, false)?;
+            let place = Place::send_of(buf, n, of, to, tag, comm)?;
             // SAFETY: the caller's promise.
             unsafe { blocking(&place, $mode) }
         }
@@ -269,7 +274,7 @@ macro_rules! sends {
             comm: c_int,
             into: *mut c_int,
         ) -> Outcome {
-            let place = Place::new(buf, n, of, to, tag, comm, false)?;
+            let place = Place::send_of(buf, n, of, to, tag, comm)?;
             let request = match place.peer {
                 Some(_) => request::register_send(place.send_awaited($mode)?, &place.comm),
                 None => request::register(Active::Over(Status::EMPTY), &place.comm),
@@ -287,7 +292,7 @@ macro_rules! sends {
             comm: c_int,
             into: *mut c_int,
         ) -> Outcome {
-            let place = Place::new(buf, n, of, to, tag, comm, false)?;
+            let place = Place::send_of(buf, n, of, to, tag, comm)?;
             let comm = Arc::clone(&place.comm);
             // SAFETY: the caller's promise.
             unsafe { put(into, request::persistent(move || sending(&place, $mode), &comm)) }
@@ -309,7 +314,7 @@ pub unsafe fn recv(
     comm: c_int,
     status: *mut Status,
 ) -> Outcome {
-    let place = Place::new(buf, n, of, from, tag, comm, true)?;
+    let place = Place::recv_of(buf, n, of, from, tag, comm)?;
     // SAFETY: the caller's promise.
     unsafe { received(place.recv_awaited()?, &place.comm, status) }
 }
@@ -323,7 +328,7 @@ pub unsafe fn irecv(
     comm: c_int,
     into: *mut c_int,
 ) -> Outcome {
-    let place = Place::new(buf, n, of, from, tag, comm, true)?;
+    let place = Place::recv_of(buf, n, of, from, tag, comm)?;
     // SAFETY: the caller's promise.
     unsafe { put(into, request::register(receiving(&place)?, &place.comm)) }
 }
@@ -337,7 +342,7 @@ pub unsafe fn recv_init(
     comm: c_int,
     into: *mut c_int,
 ) -> Outcome {
-    let place = Place::new(buf, n, of, from, tag, comm, true)?;
+    let place = Place::recv_of(buf, n, of, from, tag, comm)?;
     let comm = Arc::clone(&place.comm);
     // SAFETY: the caller's promise.
     unsafe { put(into, request::persistent(move || receiving(&place), &comm)) }
@@ -372,7 +377,6 @@ unsafe fn exchanged(send: &Place, recv: &Place, status: *mut Status) -> Outcome 
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn sendrecv(
     sendbuf: *const c_void,
     sendcount: i64,
@@ -387,13 +391,12 @@ pub unsafe fn sendrecv(
     comm: c_int,
     status: *mut Status,
 ) -> Outcome {
-    let send = Place::new(sendbuf, sendcount, sendtype, to, sendtag, comm, false)?;
-    let recv = Place::new(recvbuf, recvcount, recvtype, from, recvtag, comm, true)?;
+    let send = Place::send_of(sendbuf, sendcount, sendtype, to, sendtag, comm)?;
+    let recv = Place::recv_of(recvbuf, recvcount, recvtype, from, recvtag, comm)?;
     // SAFETY: the caller's promise.
     unsafe { exchanged(&send, &recv, status) }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn isendrecv(
     sendbuf: *const c_void,
     sendcount: i64,
@@ -408,8 +411,8 @@ pub unsafe fn isendrecv(
     comm: c_int,
     into: *mut c_int,
 ) -> Outcome {
-    let send = Place::new(sendbuf, sendcount, sendtype, to, sendtag, comm, false)?;
-    let recv = Place::new(recvbuf, recvcount, recvtype, from, recvtag, comm, true)?;
+    let send = Place::send_of(sendbuf, sendcount, sendtype, to, sendtag, comm)?;
+    let recv = Place::recv_of(recvbuf, recvcount, recvtype, from, recvtag, comm)?;
     // SAFETY: the caller's promise.
     unsafe { put(into, request::register(both(receiving(&recv)?, send.send(Mode::Standard)?), &send.comm)) }
 }
@@ -422,7 +425,6 @@ fn send_copy(place: &Place) -> Outcome<Option<Arc<Completion>>> {
     Ok(Some(done))
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn sendrecv_replace(
     buf: *mut c_void,
     n: i64,
@@ -434,8 +436,8 @@ pub unsafe fn sendrecv_replace(
     comm: c_int,
     status: *mut Status,
 ) -> Outcome {
-    let send = Place::new(buf, n, of, to, sendtag, comm, false)?;
-    let recv = Place::new(buf, n, of, from, recvtag, comm, true)?;
+    let send = Place::send_of(buf, n, of, to, sendtag, comm)?;
+    let recv = Place::recv_of(buf, n, of, from, recvtag, comm)?;
     let sent = send_copy(&send)?;
     let awaited = recv.recv_awaited()?;
     // SAFETY: the caller's promise.
@@ -446,7 +448,6 @@ pub unsafe fn sendrecv_replace(
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn isendrecv_replace(
     buf: *mut c_void,
     n: i64,
@@ -458,8 +459,8 @@ pub unsafe fn isendrecv_replace(
     comm: c_int,
     into: *mut c_int,
 ) -> Outcome {
-    let send = Place::new(buf, n, of, to, sendtag, comm, false)?;
-    let recv = Place::new(buf, n, of, from, recvtag, comm, true)?;
+    let send = Place::send_of(buf, n, of, to, sendtag, comm)?;
+    let recv = Place::recv_of(buf, n, of, from, recvtag, comm)?;
     let sent = send_copy(&send)?;
     let active = both(receiving(&recv)?, sent);
     // SAFETY: the caller's promise.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use kolo_transport::Unpoisoned;
 
-use super::{FROM_NOBODY, Peer, Place, finish, peer, tag};
+use super::{FROM_NOBODY, Peer, Place, Wildcards, finish, peer, tag};
 use crate::args::put;
 use crate::comm::{self, Comm};
 use crate::constants::*;
@@ -29,8 +29,8 @@ type Where = (Arc<Comm>, Option<(Option<u32>, Option<i32>)>);
 
 fn looking(source: c_int, number: c_int, comm: c_int) -> Outcome<Where> {
     let comm = comm::lookup(comm)?;
-    let peer = peer(&comm, source, true)?;
-    let tag = tag(number, true)?;
+    let peer = peer(&comm, source, Wildcards::Accepted)?;
+    let tag = tag(number, Wildcards::Accepted)?;
     let wanted = peer.map(|peer| match peer {
         Peer::Rank(rank) => (Some(rank), tag),
         Peer::Any => (None, tag),
@@ -178,7 +178,8 @@ impl Message {
     ) -> Outcome<Arc<Completion>> {
         // SAFETY: the caller's promise; the front end has checked that the handle is not null.
         unsafe {
-            let place = Place::on((&self.comm).into(), (buf.cast_const(), n, of), PROC_NULL, 0, true)?;
+            let comm = (&self.comm).into();
+            let place = Place::on(comm, buf.cast_const(), n, of, PROC_NULL, 0, Wildcards::Refused)?;
             let claimed = self.claimed.lock().unpoisoned().take();
             let Some(claimed) = claimed else {
                 return fail(Class::Request, "the message has been received already");

@@ -27,7 +27,6 @@ fn members(at: usize) -> (usize, usize) {
     if at == 0 { (settings().len(), 0) } else { (0, COUNTED.len()) }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn t_category_get_info(
     at: c_int,
     name: *mut c_char,

@@ -31,7 +31,6 @@ pub unsafe fn t_cvar_get_num(number: *mut c_int) -> Outcome {
     unsafe { put(number, settings().len() as c_int) }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn t_cvar_get_info(
     at: c_int,
     name: *mut c_char,

@@ -103,7 +103,6 @@ pub unsafe fn t_pvar_get_num(number: *mut c_int) -> Outcome {
     unsafe { put(number, COUNTED.len() as c_int) }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn t_pvar_get_info(
     at: c_int,
     name: *mut c_char,

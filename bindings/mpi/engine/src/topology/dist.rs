@@ -28,7 +28,6 @@ fn checked(comm: &Comm, ranks: &[c_int]) -> Outcome<Vec<c_int>> {
     }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn dist_graph_create_adjacent(
     comm: c_int,
     indegree: c_int,
@@ -57,7 +56,6 @@ pub unsafe fn dist_graph_create_adjacent(
     unsafe { put(new, comm.create(Arc::clone(&comm.members), Some(topology))?) }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn dist_graph_create(
     comm: c_int,
     n: c_int,

@@ -279,12 +279,23 @@ fn accumulating(
     Ok(operation)
 }
 
-fn same_size(own: &Own, target: &Target) -> Outcome {
-    let there = target.count * target.of.size();
-    if target.rank.is_none() || own.bytes() == there {
-        return Ok(());
+/// Makes the two ends of a transfer, which have equally many bytes.
+fn ends(
+    buf: *const c_void,
+    n: i64,
+    of: c_int,
+    rank: c_int,
+    disp: i64,
+    m: i64,
+    there: c_int,
+    win: c_int,
+) -> Outcome<(Own, Target)> {
+    let (own, target) = (Own::new(buf, n, of)?, Target::new(rank, disp, m, there, win)?);
+    let at_target = target.count * target.of.size();
+    if target.rank.is_none() || own.bytes() == at_target {
+        return Ok((own, target));
     }
-    fail(Class::Count, format!("{} bytes at the origin but {there} at the target", own.bytes()))
+    fail(Class::Count, format!("{} bytes at the origin but {at_target} at the target", own.bytes()))
 }
 
 unsafe fn requested(operation: Arc<Operation>, target: &Target, into: *mut c_int) -> Outcome {
@@ -299,7 +310,6 @@ unsafe fn requested(operation: Arc<Operation>, target: &Target, into: *mut c_int
 
 macro_rules! transfers {
     ($name:ident, $requested:ident, $buffer:ty, |$own:ident, $target:ident, $answered:ident| $call:expr) => {
-        #[allow(clippy::too_many_arguments, reason = "the standard's")]
         pub unsafe fn $name(
             buf: $buffer,
             n: i64,
@@ -310,13 +320,10 @@ macro_rules! transfers {
             there: c_int,
             win: c_int,
         ) -> Outcome {
-            let ($own, $target, $answered) =
-                (Own::new(buf.cast_const(), n, of)?, Target::new(rank, disp, m, there, win)?, false);
-            same_size(&$own, &$target)?;
+            let (($own, $target), $answered) = (ends(buf, n, of, rank, disp, m, there, win)?, false);
             $call.map(|operation| $target.leave(&operation))
         }
 
-        #[allow(clippy::too_many_arguments, reason = "the standard's")]
         pub unsafe fn $requested(
             buf: $buffer,
             n: i64,
@@ -328,30 +335,16 @@ macro_rules! transfers {
             win: c_int,
             into: *mut c_int,
         ) -> Outcome {
-            let ($own, $target, $answered) =
-                (Own::new(buf.cast_const(), n, of)?, Target::new(rank, disp, m, there, win)?, true);
-            same_size(&$own, &$target)?;
+            let (($own, $target), $answered) = (ends(buf, n, of, rank, disp, m, there, win)?, true);
             // SAFETY: the caller's promise.
             unsafe { requested($call?, &$target, into) }
         }
     };
 }
 
-/// Converts both kinds of pointers to `*const c_void`, so that one macro can serve both.
-trait Address {
-    fn cast_const(self) -> *const c_void;
-}
-
-impl Address for *const c_void {
-    fn cast_const(self) -> *const c_void {
-        self
-    }
-}
-
 transfers!(put_call, rput, *const c_void, |own, target, answered| putting(&own, &target, answered));
 transfers!(get, rget, *mut c_void, |own, target, _answered| getting(&own, &target));
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn accumulate(
     buf: *const c_void,
     n: i64,
@@ -363,12 +356,10 @@ pub unsafe fn accumulate(
     op: c_int,
     win: c_int,
 ) -> Outcome {
-    let (own, target) = (Own::new(buf, n, of)?, Target::new(rank, disp, m, there, win)?);
-    same_size(&own, &target)?;
+    let (own, target) = ends(buf, n, of, rank, disp, m, there, win)?;
     accumulating(Some(&own), None, &target, op, false).map(|operation| target.leave(&operation))
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn raccumulate(
     buf: *const c_void,
     n: i64,
@@ -381,13 +372,11 @@ pub unsafe fn raccumulate(
     win: c_int,
     into: *mut c_int,
 ) -> Outcome {
-    let (own, target) = (Own::new(buf, n, of)?, Target::new(rank, disp, m, there, win)?);
-    same_size(&own, &target)?;
+    let (own, target) = ends(buf, n, of, rank, disp, m, there, win)?;
     // SAFETY: the caller's promise.
     unsafe { requested(accumulating(Some(&own), None, &target, op, true)?, &target, into) }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 fn exchanging(
     origin: (*const c_void, i64, c_int),
     result: (*mut c_void, i64, c_int),
@@ -403,7 +392,6 @@ fn exchanging(
     accumulating(own.as_ref(), Some(&into), target, op, true)
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn get_accumulate(
     buf: *const c_void,
     n: i64,
@@ -423,7 +411,6 @@ pub unsafe fn get_accumulate(
         .map(|operation| target.leave(&operation))
 }
 
-#[allow(clippy::too_many_arguments, reason = "the standard's")]
 pub unsafe fn rget_accumulate(
     buf: *const c_void,
     n: i64,
