@@ -44,7 +44,7 @@ const CALL_MAX: usize = 6 << 20;
 const UNTOUCHED: u8 = 0xA5;
 
 /// Draws a number of elements near one of the limits, mostly a short one.
-pub fn length(random: &mut Random, size: usize, halved: u32) -> usize {
+pub(super) fn length(random: &mut Random, size: usize, halved: u32) -> usize {
     let mut at = random.index(LIMITS.len());
     if random.index(4) > 0 {
         at = at.min(random.index(LIMITS.len()));
@@ -61,9 +61,9 @@ pub fn length(random: &mut Random, size: usize, halved: u32) -> usize {
 
 /// A collective call on which all ranks of a communicator agree.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub(super) struct Call {
     /// The collective.
-    pub collective: Collective,
+    pub(super) collective: Collective,
     data_type: DataType,
     op: ReduceOp,
     root: usize,
@@ -76,7 +76,7 @@ pub struct Call {
 
 impl Call {
     /// Draws a call.
-    pub fn draw(random: &mut Random, ranks: usize, halved: u32) -> Self {
+    pub(super) fn draw(random: &mut Random, ranks: usize, halved: u32) -> Self {
         let collective = random.pick(&Collective::ALL);
         let data_type = random.pick(&DataType::ALL);
         let op = random.pick(&ReduceOp::ALL);
@@ -118,13 +118,13 @@ impl Call {
 
     /// Returns the call with other data.
     #[must_use]
-    pub fn again(&self, number: u64) -> Self {
+    pub(super) fn again(&self, number: u64) -> Self {
         Self { seed: self.seed ^ number << 40, ..self.clone() }
     }
 
     /// Returns whether the call has blocks of equal length.
     #[must_use]
-    pub const fn is_even(&self) -> bool {
+    pub(super) const fn is_even(&self) -> bool {
         self.is_even
     }
 
@@ -153,7 +153,12 @@ impl Call {
     }
 
     /// Makes a rank's memory for the call: in place or not, at any address, in symmetric buffers if there are any.
-    pub fn prepare(&self, rank: usize, own: &mut Random, pool: &mut Vec<SymmetricBuffer<u8>>) -> Prepared {
+    pub(super) fn prepare(
+        &self,
+        rank: usize,
+        own: &mut Random,
+        pool: &mut Vec<SymmetricBuffer<u8>>,
+    ) -> Prepared {
         let size = self.data_type.size();
         let (inputs, outputs) = self.blocks(rank);
         let bytes = |blocks: &[usize]| blocks.iter().sum::<usize>() * size;
@@ -246,9 +251,9 @@ impl Place {
 
 /// A rank's part of a call, with its memory.
 #[derive(Debug)]
-pub struct Prepared {
+pub(super) struct Prepared {
     /// The call.
-    pub call: Call,
+    pub(super) call: Call,
     rank: usize,
     stores: [Store; 2],
     input: Place,
@@ -266,7 +271,7 @@ impl Prepared {
     }
 
     /// Returns the call for the even forms.
-    pub fn raw(&mut self) -> RawCall {
+    pub(super) fn raw(&mut self) -> RawCall {
         let (input, output) = self.pointers();
         let problem = self.call.problem();
         let op = if reduces(self.call.collective) { problem.op_of(self.rank as u32) } else { ReduceOp::Sum };
@@ -275,7 +280,7 @@ impl Prepared {
     }
 
     /// Returns the call for the forms with blocks of unequal length.
-    pub fn raw_v<'a>(&mut self, counts: &'a [Vec<usize>; 2]) -> RawCallV<'a> {
+    pub(super) fn raw_v<'a>(&mut self, counts: &'a [Vec<usize>; 2]) -> RawCallV<'a> {
         let RawCall { collective, input, output, data_type, op, root, .. } = self.raw();
         let [input_counts, output_counts] = counts;
         RawCallV { collective, input, input_counts, output, output_counts, data_type, op, root }
@@ -283,7 +288,7 @@ impl Prepared {
 
     /// Returns the elements of each block of the input and the output.
     #[must_use]
-    pub fn counts(&self) -> [Vec<usize>; 2] {
+    pub(super) fn counts(&self) -> [Vec<usize>; 2] {
         self.counts.clone()
     }
 
@@ -301,7 +306,7 @@ impl Prepared {
     ///
     /// # Errors
     /// A text that says what is wrong.
-    pub fn check(self) -> Result<Vec<SymmetricBuffer<u8>>, String> {
+    pub(super) fn check(self) -> Result<Vec<SymmetricBuffer<u8>>, String> {
         let wrong = self.wrong();
         if wrong > 0 {
             let Self { call, rank, is_in_place, input, output, .. } = &self;

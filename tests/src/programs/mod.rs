@@ -140,6 +140,10 @@ impl Setup {
             config.timeout = Duration::from_secs(40);
             config.silent_after = Duration::from_secs(10);
             config.network_probe = random.index(8) == 0;
+            // The messages of several threads are in no order, so that some must be buffered.
+            if threads == 1 && random.index(4) == 0 {
+                config.unexpected_bytes = random.pick(&[0, 1000, 20_000]);
+            }
         });
         Self {
             ranks: program.ranks.unwrap_or(ranks),

@@ -18,7 +18,7 @@ use crate::futures;
 use crate::random::Random;
 
 /// Waits for a started operation, and checks its result.
-pub type Finish = Box<dyn FnOnce(&mut Random) -> Result<(), String> + Send>;
+pub(super) type Finish = Box<dyn FnOnce(&mut Random) -> Result<(), String> + Send>;
 
 /// An operation to be waited for after a step.
 struct Pending {
@@ -168,7 +168,8 @@ impl Rank<'_> {
             9 => burst(comm, pool, &mut common, own, halved),
             10..=12 => {
                 let tags = (step as u32 + 1) * 8;
-                Arc::new(Traffic::draw(&mut common, ranks, halved, tags)).run(comm, own)
+                let buffers_few = comm.config().unexpected_bytes < 1 << 20;
+                Arc::new(Traffic::draw(&mut common, (ranks, buffers_few), halved, tags)).run(comm, own)
             }
             13 => shards(comm, &mut common, own, halved).map(|()| Vec::new()),
             14 => {
@@ -264,12 +265,13 @@ fn run(
         return back(prepared).map(|()| Vec::new());
     }
     let describe = move |error: kolo::Error| format!("{call:?}: {error}");
-    // SAFETY: as above; the operation keeps the memory, which does not move.
     let work = if prepared.call.is_even() {
         let raw = prepared.raw();
+        // SAFETY: as above; the operation keeps the memory, which does not move.
         unsafe { comm.start_raw_keeping(&raw, prepared) }
     } else {
         let raw = prepared.raw_v(&counts);
+        // SAFETY: as above.
         unsafe { comm.start_raw_v_keeping(&raw, prepared) }
     };
     let work = work.map_err(&describe)?;
@@ -332,7 +334,7 @@ fn shards(comm: &Communicator, common: &mut Random, own: &mut Random, halved: u3
 }
 
 /// Waits for an operation in one of many ways; returns nothing if the handle was dropped.
-pub fn wait<B: 'static>(mut work: Work<B>, own: &mut Random) -> kolo::Result<Option<B>> {
+pub(super) fn wait<B: 'static>(mut work: Work<B>, own: &mut Random) -> kolo::Result<Option<B>> {
     let mut poll = |work: &mut Work<B>| {
         let waker = Waker::from(futures::unpark());
         Pin::new(work).poll(&mut Context::from_waker(&waker))
@@ -360,8 +362,9 @@ pub fn wait<B: 'static>(mut work: Work<B>, own: &mut Random) -> kolo::Result<Opt
 }
 
 /// Comes late: mostly not, sometimes by a moment, rarely by so much that others sleep.
-pub fn delay(own: &mut Random) {
+pub(super) fn delay(own: &mut Random) {
     let micros = own.pick(&[0, 0, 0, 0, 0, 0, 20, 100, 800, 5000]);
+    let micros = if own.index(300) == 0 { 400_000 } else { micros };
     let until = Instant::now() + Duration::from_micros(micros);
     while Instant::now() < until {
         std::thread::yield_now();

@@ -4,9 +4,10 @@
 //! receive whose other end belongs to a later round is started; the others may block. Such a program cannot deadlock.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use kolo::internal::verify::{count_wrong_bytes, fill_bytes};
-use kolo::{Communicator, DataType, RawMessage};
+use kolo::{Communicator, DataType, RawMessage, Work};
 
 use super::data::length;
 use super::run::{Finish, delay, wait};
@@ -28,7 +29,7 @@ struct Message {
 
 /// Messages among the ranks of a communicator.
 #[derive(Debug)]
-pub struct Traffic {
+pub(super) struct Traffic {
     messages: Vec<Message>,
     rounds: usize,
     first_tag: u32,
@@ -57,20 +58,25 @@ struct End {
 }
 
 impl Traffic {
-    /// Draws the messages.
-    pub fn draw(random: &mut Random, ranks: usize, halved: u32, first_tag: u32) -> Self {
+    /// Draws the messages. If few may be buffered, they are received in the order in which they are sent.
+    pub(super) fn draw(
+        random: &mut Random,
+        (ranks, buffers_few): (usize, bool),
+        halved: u32,
+        first_tag: u32,
+    ) -> Self {
         let is_flood = random.index(3) == 0;
         let number = if is_flood { random.index(250) >> halved.min(5) } else { 1 + random.index(8) };
         let rounds = 1 + random.index(12);
         let any_length = length(random, 1, halved).min(if is_flood { 9000 } else { 1 << 20 });
         let mut messages: Vec<Message> = (0..number)
             .map(|_| {
-                let tag = random.index(4) as u32;
+                let tag = random.index(if buffers_few { 3 } else { 4 }) as u32;
                 let data_type = if tag == ANY { DataType::U8 } else { random.pick(&DataType::ALL) };
                 let most = if is_flood { 8000 } else { 1 << 20 };
                 let count = length(random, data_type.size(), halved).min(most);
                 let sent = random.index(rounds);
-                let received = if random.index(3) > 0 { sent } else { random.index(rounds) };
+                let received = if random.index(3) > 0 || buffers_few { sent } else { random.index(rounds) };
                 let bytes = if tag == ANY { any_length } else { count * data_type.size() };
                 let (from, to) = (random.index(ranks) as u32, random.index(ranks) as u32);
                 Message { from, to, tag, data_type, bytes, sent, received }
@@ -130,11 +136,7 @@ impl Traffic {
     ///
     /// # Errors
     /// A text that says what is wrong.
-    pub fn run(
-        self: std::sync::Arc<Self>,
-        comm: &Communicator,
-        own: &mut Random,
-    ) -> Result<Vec<Finish>, String> {
+    pub(super) fn run(self: Arc<Self>, comm: &Communicator, own: &mut Random) -> Result<Vec<Finish>, String> {
         let rank = comm.rank();
         let mut later: Vec<Finish> = Vec::new();
         // Results of receives from any source: by the position among them, the source and the message.
@@ -164,28 +166,7 @@ impl Traffic {
                 later.push(self.started_together(comm, &ends, own)?);
             } else {
                 for end in ends {
-                    let mut body = self.body(end, own);
-                    let raw = self.raw(&mut body);
-                    let Message { from, to, .. } = self.messages[end.message];
-                    if end.is_send {
-                        // SAFETY: the body owns the memory, and nobody touches it.
-                        let work = unsafe { comm.send_raw_keeping(&raw, to, body) }.map_err(text)?;
-                        later.push(Box::new(move |own: &mut Random| wait(work, own).map_err(text).map(drop)));
-                    } else if self.is_any(end) {
-                        // SAFETY: as above.
-                        works.push(unsafe { comm.recv_raw_keeping(&raw, None, body) }.map_err(text)?);
-                    } else {
-                        // SAFETY: as above.
-                        let work = unsafe { comm.recv_raw_keeping(&raw, Some(from), body) }.map_err(text)?;
-                        let traffic = std::sync::Arc::clone(&self);
-                        later.push(Box::new(move |own: &mut Random| {
-                            let Some((body, source)) = wait(work, own).map_err(text)? else { return Ok(()) };
-                            if source != from {
-                                return Err(format!("from {source} instead of {from}"));
-                            }
-                            traffic.check(&body)
-                        }));
-                    }
+                    self.start(comm, end, own, (&mut later, &mut works))?;
                 }
             }
         }
@@ -195,6 +176,39 @@ impl Traffic {
         }
         self.check_anys(rank, &anys)?;
         Ok(later)
+    }
+
+    /// Starts one send or receive.
+    fn start(
+        self: &Arc<Self>,
+        comm: &Communicator,
+        end: End,
+        own: &mut Random,
+        (later, anys): (&mut Vec<Finish>, &mut Vec<Work<(Body, u32)>>),
+    ) -> Result<(), String> {
+        let mut body = self.body(end, own);
+        let raw = self.raw(&mut body);
+        let Message { from, to, .. } = self.messages[end.message];
+        if end.is_send {
+            // SAFETY: the body owns the memory, and nobody touches it.
+            let work = unsafe { comm.send_raw_keeping(&raw, to, body) }.map_err(text)?;
+            later.push(Box::new(move |own: &mut Random| wait(work, own).map_err(text).map(drop)));
+            return Ok(());
+        }
+        let source = (!self.is_any(end)).then_some(from);
+        // SAFETY: as above.
+        let work = unsafe { comm.recv_raw_keeping(&raw, source, body) }.map_err(text)?;
+        if source.is_none() {
+            anys.push(work);
+            return Ok(());
+        }
+        let traffic = Arc::clone(self);
+        later.push(Box::new(move |own: &mut Random| match wait(work, own).map_err(text)? {
+            Some((body, source)) if source == from => traffic.check(&body),
+            Some((_, source)) => Err(format!("from {source} instead of {from}")),
+            None => Ok(()),
+        }));
+        Ok(())
     }
 
     /// Returns whether the other end comes in this round at the latest. A message to a receive from any source may have
@@ -255,10 +269,12 @@ impl Traffic {
             let raw = self.raw(body);
             // SAFETY: the bodies outlive the batch, and are not touched.
             batch = unsafe {
-                match () {
-                    () if end.is_send => batch.send_message(raw, to),
-                    () if self.is_any(*end) => batch.recv_any_message(raw, source),
-                    () => batch.recv_message(raw, from),
+                if end.is_send {
+                    batch.send_message(raw, to)
+                } else if self.is_any(*end) {
+                    batch.recv_any_message(raw, source)
+                } else {
+                    batch.recv_message(raw, from)
                 }
             };
         }
@@ -275,7 +291,7 @@ impl Traffic {
     }
 
     fn started_together(
-        self: &std::sync::Arc<Self>,
+        self: &Arc<Self>,
         comm: &Communicator,
         ends: &[End],
         own: &mut Random,
@@ -292,7 +308,7 @@ impl Traffic {
         }
         // SAFETY: as above.
         let work = unsafe { batch.start() }.map_err(text)?;
-        let traffic = std::sync::Arc::clone(self);
+        let traffic = Arc::clone(self);
         Ok(Box::new(move |_: &mut Random| {
             work.wait().map_err(text)?;
             bodies.iter().try_for_each(|body| traffic.check(body))

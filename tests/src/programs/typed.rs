@@ -118,7 +118,7 @@ impl Typed {
 }
 
 /// Runs calls in a scope, or starts them with owned buffers.
-pub fn typed(
+pub(super) fn typed(
     comm: &Communicator,
     common: &mut Random,
     own: &mut Random,
