@@ -5,6 +5,7 @@ pub mod arrangement;
 pub mod futures;
 pub mod gpu;
 pub mod processes;
+pub mod programs;
 pub mod random;
 pub mod reference;
 pub mod system;

@@ -209,6 +209,11 @@ impl Transfers {
         may.then_some(slot)
     }
 
+    /// Returns whether a receive takes a message of `peer`.
+    pub(super) fn is_wanted(&self, peer: u32, tag: u64) -> bool {
+        self.find(peer, tag).is_some()
+    }
+
     /// Returns the earliest receive that takes a message of `peer`.
     fn find(&self, peer: u32, tag: u64) -> Option<Place> {
         let wants = |slot: &u16| label(self.slots[*slot as usize].tag) == label(tag);

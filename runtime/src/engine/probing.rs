@@ -82,7 +82,9 @@ impl Transfers {
                 let inbox = &self.inboxes[rank as usize];
                 let arriving =
                     inbox.storing.as_ref().filter(|stored| stored.claimed.is_none() && fits(stored.tag));
-                let head = inbox.head.as_ref().filter(|head| fits(head.tag));
+                // A head that has just come may not have been matched yet.
+                let is_free = |tag: u64| fits(tag) && !self.is_wanted(rank, tag);
+                let head = inbox.head.as_ref().filter(|head| is_free(head.tag));
                 arriving.map(|stored| (rank, stored.tag, stored.len())).or_else(|| {
                     head.map(|head| (rank, head.tag, usize::try_from(head.len).unwrap_or(usize::MAX)))
                 })

@@ -1,6 +1,7 @@
 //! Tests of the engine over an in-memory transport, stepped by one thread in seeded random order: plans are compared
 //! with a serial reference, without sockets or timing.
 
+mod probing;
 mod stage;
 
 use std::collections::{HashMap, VecDeque};
@@ -210,6 +211,9 @@ impl Endpoint for Memory {
         let moved = event.is_some();
         events.extend(event);
         moved
+    }
+    fn probe(&mut self, _: Channel) -> Result<(), Error> {
+        Ok(())
     }
     fn stage(&self) -> Option<&dyn Stage> {
         self.stage.as_ref().map(|stage| stage as &dyn Stage)
