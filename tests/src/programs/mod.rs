@@ -101,7 +101,7 @@ impl FromStr for Program {
     }
 }
 
-/// What follows from a program's seed, before its steps.
+/// The parts of a program before its steps: ranks, threads, settings and communicators.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Number of ranks.
@@ -115,7 +115,7 @@ pub struct Setup {
     config: Config,
 }
 
-/// How a communicator is made from an earlier one.
+/// The way in which a communicator is made from an earlier one.
 #[derive(Clone, Copy, Debug)]
 struct Recipe {
     parent: usize,

@@ -335,7 +335,7 @@ fn shards(comm: &Communicator, common: &mut Random, own: &mut Random, halved: u3
 
 /// Waits for an operation in one of many ways; returns nothing if the handle was dropped.
 pub(super) fn wait<B: 'static>(mut work: Work<B>, own: &mut Random) -> kolo::Result<Option<B>> {
-    let mut poll = |work: &mut Work<B>| {
+    let poll = |work: &mut Work<B>| {
         let waker = Waker::from(futures::unpark());
         Pin::new(work).poll(&mut Context::from_waker(&waker))
     };
