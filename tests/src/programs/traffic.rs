@@ -166,7 +166,7 @@ impl Traffic {
                 later.push(self.started_together(comm, &ends, own)?);
             } else {
                 for end in ends {
-                    self.start(comm, end, own, (&mut later, &mut works))?;
+                    self.start(comm, end, own, &mut later, &mut works)?;
                 }
             }
         }
@@ -184,7 +184,8 @@ impl Traffic {
         comm: &Communicator,
         end: End,
         own: &mut Random,
-        (later, anys): (&mut Vec<Finish>, &mut Vec<Work<(Body, u32)>>),
+        later: &mut Vec<Finish>,
+        anys: &mut Vec<Work<(Body, u32)>>,
     ) -> Result<(), String> {
         let mut body = self.body(end, own);
         let raw = self.raw(&mut body);
