@@ -20,8 +20,8 @@ use crate::plan::{Blocks, Collective, Cut, Plan, Space};
 use crate::task::Task;
 
 /// Limits on the length of the parts of a broadcast between near hosts: see docs/measurements.md, "Broadcasts between hosts".
-const PART_LEAST_BYTES: f64 = 8192.0;
-const PART_MOST_BYTES: f64 = 32768.0;
+const PART_LEAST_BYTES: u64 = 8 << 10;
+const PART_MOST_BYTES: u64 = 32 << 10;
 
 /// Time of a part on the link. A shorter one takes longer to send and to receive than to pass on.
 const PART_SECONDS: f64 = 140e-6;
@@ -30,7 +30,7 @@ const PART_SECONDS: f64 = 140e-6;
 const PARTS_MOST: u64 = 128;
 
 /// Longest segment of such a broadcast.
-const PARTED_BYTES: u64 = PARTS_MOST * PART_MOST_BYTES as u64;
+const PARTED_BYTES: u64 = PARTS_MOST * PART_MOST_BYTES;
 
 pub(crate) struct Chain;
 
@@ -98,7 +98,7 @@ impl Generator for Chain {
     /// rank receives one part at a time.
     fn segments_between_hosts(&self, task: &Task, model: &Model) -> Option<(u64, u32)> {
         let (segment, window) =
-            if model.buffers_between_hosts() { (PARTED_BYTES, 1) } else { (PART_MOST_BYTES as u64, 3) };
+            if model.buffers_between_hosts() { (PARTED_BYTES, 1) } else { (PART_MOST_BYTES, 3) };
         (task.collective == Collective::Broadcast).then_some((segment, window))
     }
 
@@ -107,9 +107,10 @@ impl Generator for Chain {
             && task.has_several_hosts()
             && model.buffers_between_hosts()
             && !model.has_long_ways();
-        let part = (PART_SECONDS * model.inter.bytes_per_second).clamp(PART_LEAST_BYTES, PART_MOST_BYTES);
+        let part = (PART_SECONDS * model.inter.bytes_per_second) as u64;
+        let part = part.clamp(PART_LEAST_BYTES, PART_MOST_BYTES);
         // Powers of two, so that few plans serve all sizes.
-        if is_parted { 1 << (bytes / part as u64).clamp(1, PARTS_MOST).ilog2() } else { 1 }
+        if is_parted { 1 << (bytes / part).clamp(1, PARTS_MOST).ilog2() } else { 1 }
     }
 
     fn hands_on(&self, task: &Task) -> bool {

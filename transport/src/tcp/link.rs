@@ -202,7 +202,7 @@ impl Link {
             return Ok((sent.bytes, !sent.is_over && sent.bytes < budget));
         }
         let (moved, is_full) = match self.pace.train() {
-            Some(train) => self.outbound.flush_trains(socket, work, (budget, train), done)?,
+            Some(train) => self.outbound.flush_trains(socket, work, budget, train, done)?,
             None => {
                 let moved = self.outbound.flush(socket, work, budget, done)?;
                 (moved, moved < work.io.bytes())

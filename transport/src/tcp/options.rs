@@ -64,8 +64,8 @@ pub struct TcpOptions {
     /// Number of connections that share a long message on each path to a peer of another host. `None` means one, or
     /// several on a long path where a lost packet costs the congestion control much of its rate.
     pub streams: Option<u8>,
-    /// Whether long messages to several near hosts at the same time are paced, and connections to near hosts resend
-    /// lost packets sooner than the kernel does by itself.
+    /// Whether long messages to several near hosts at the same time are paced, messages on slow paths leave one by one, and
+    /// connections to near hosts resend lost packets sooner than the kernel does by itself.
     pub pacing: bool,
     /// Address of the relay, where two peers meet if neither can dial the other; see [`RelayCall`](super::RelayCall).
     pub relay: Option<SocketAddr>,

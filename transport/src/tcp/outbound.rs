@@ -81,7 +81,8 @@ impl Outbound {
         &mut self,
         socket: &Socket,
         work: &mut Workspace,
-        (budget, train): (usize, Train),
+        budget: usize,
+        train: Train,
         mut done: impl FnMut(Token),
     ) -> Result<(usize, bool), Stop> {
         let left = self.left_bytes();
@@ -170,7 +171,7 @@ impl Outbound {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
+    use std::mem::MaybeUninit;
 
     use socket2::{Domain, Type};
 
@@ -197,16 +198,12 @@ mod tests {
             outbound.queue.push_back(Send::new(Token(token), 5, len.expect("some"), pieces));
         }
         let (mut work, mut done) = (Workspace::new(), Vec::new());
-        let sent = outbound.flush_trains(&here, &mut work, (usize::MAX, train), |token| done.push(token));
+        let sent = outbound.flush_trains(&here, &mut work, usize::MAX, train, |token| done.push(token));
         let all = lengths.iter().sum::<usize>() + 3 * HEADER_BYTES;
         assert!(matches!(sent, Ok((bytes, false)) if bytes == all), "{sent:?}");
         assert_eq!(done, [Token(1), Token(2), Token(3)]);
-        let received = || {
-            let into = bytes.as_mut_ptr().cast();
-            // SAFETY: the vector has the given length.
-            usize::try_from(unsafe { libc::recv(there.as_raw_fd(), into, bytes.len(), libc::MSG_DONTWAIT) })
-                .ok()
-        };
-        std::iter::from_fn(received).collect()
+        there.set_nonblocking(true).expect("a socket");
+        let mut into = vec![MaybeUninit::uninit(); all];
+        std::iter::from_fn(|| there.recv(&mut into).ok()).collect()
     }
 }

@@ -37,10 +37,10 @@ const QUEUE_BYTES: usize = 256 << 10;
 /// Time of a train of packets at the connection's pace, as the kernel has it for paths with longer round trips.
 const TRAIN_SECONDS: f64 = 1e-3;
 
-/// Limits of a train's length. Shorter trains take more processor time, which delays the next one; the kernel makes
-/// none that are longer.
-const TRAIN_LEAST: f64 = 32768.0;
-const TRAIN_MOST: f64 = 65536.0;
+/// Limits on the length of a train. Shorter trains take so much processor time that the next one is late, and the kernel
+/// makes no longer ones.
+const TRAIN_LEAST_BYTES: usize = 32 << 10;
+const TRAIN_MOST_BYTES: usize = 64 << 10;
 
 /// Bytes left of a message below which its connection no longer counts.
 const LEFT_BYTES: usize = 32 << 10;
@@ -145,13 +145,18 @@ impl Pace {
         self.is_near
     }
 
+    /// Takes note of the rate of the path, in bytes per second (0 if it is unknown).
+    pub(super) fn expect(&mut self, bytes_per_second: f64) {
+        self.is_slow = bytes_per_second > 0.0 && bytes_per_second <= SLOW_RATE;
+    }
+
     /// Returns how the connection's bytes are divided into trains of packets; `None` if the kernel decides.
     pub(super) fn train(&self) -> Option<Train> {
         if self.bytes_per_second == UNPACED {
-            return self.is_slow.then_some(Train::Message);
+            return (self.host.is_some() && self.is_slow).then_some(Train::Message);
         }
-        let bytes = TRAIN_SECONDS * f64::from(self.bytes_per_second);
-        Some(Train::UpTo(bytes.clamp(TRAIN_LEAST, TRAIN_MOST) as usize))
+        let bytes = (TRAIN_SECONDS * f64::from(self.bytes_per_second)) as usize;
+        Some(Train::UpTo(bytes.clamp(TRAIN_LEAST_BYTES, TRAIN_MOST_BYTES)))
     }
 }
 
@@ -171,21 +176,20 @@ impl Link {
 impl TcpEndpoint {
     /// Prepares a new connection to another host for pacing.
     pub(super) fn prepare_pace(&mut self, number: u32) {
-        let host_of = |peer: &Peer| peer.address.as_ref().map(|address| address.host);
-        let host = host_of(&self.peers[self.links[number as usize].channel.peer as usize]);
-        let has_several = self.peers.iter().filter(|peer| host_of(peer) == host).nth(1).is_some();
         let link = &mut self.links[number as usize];
         let is_direct = link.route.as_ref().is_some_and(|route| !route.is_relayed);
         let State::Open(socket) = &link.state else { return };
-        let peer = &mut self.peers[link.channel.peer as usize];
-        let Some(address) = &peer.address else { return };
-        if !self.options.pacing || !is_direct {
+        let to = link.channel.peer as usize;
+        let host_of = |peer: &Peer| peer.address.as_ref().map(|address| address.host);
+        let host = host_of(&self.peers[to]);
+        if host.is_none() || !self.options.pacing || !is_direct {
             return;
         }
-        link.pace.host = Some(address.host);
-        link.pace.is_slow = peer.expected > 0.0 && peer.expected <= SLOW_RATE;
-        link.pace.long_bytes = if has_several { LONG_AMONG_SEVERAL_BYTES } else { LONG_BYTES };
-        link.pace.see(socket, peer);
+        let ranks = self.peers.iter().filter(|peer| host_of(peer) == host).take(2).count();
+        link.pace.long_bytes = if ranks > 1 { LONG_AMONG_SEVERAL_BYTES } else { LONG_BYTES };
+        link.pace.host = host;
+        link.pace.expect(self.peers[to].expected);
+        link.pace.see(socket, &mut self.peers[to]);
         // Messages may have waited for the connection.
         let left = link.outbound.left_bytes();
         self.pace(number, left);
@@ -198,9 +202,9 @@ impl TcpEndpoint {
         let link = &mut links[number as usize];
         let peer = &mut peers[link.channel.peer as usize];
         let State::Open(socket) = &link.state else { return };
-        let is_slow = peer.expected > 0.0 && peer.expected <= RATE_MOST;
+        let has_pace = peer.expected > 0.0 && peer.expected <= RATE_MOST;
         // If a channel has several connections, these share the path by what each carries.
-        if !is_slow || !link.wants_pace(len) || link.bundle.is_some() {
+        if !has_pace || !link.wants_pace(len) || link.bundle.is_some() {
             return;
         }
         if link.pace.see(socket, peer) {
@@ -345,10 +349,10 @@ mod tests {
 
     #[test]
     fn a_pace_gives_the_length_of_trains() {
-        let pace = |bytes_per_second| Pace { bytes_per_second, is_slow: true, ..Pace::default() };
+        let pace = |bytes_per_second| Pace { bytes_per_second, ..Pace::default() };
         let trains = [1_000_000, 50_000_000, 400_000_000].map(|pace_of| pace(pace_of).train());
         assert_eq!(trains, [32_768, 50_000, 65_536].map(|longest| Some(Train::UpTo(longest))));
-        assert_eq!([pace(UNPACED).train(), Pace::default().train()], [Some(Train::Message), None]);
+        assert_eq!(pace(UNPACED).train(), None);
     }
 
     const LEN: usize = 16 << 20;
@@ -462,6 +466,21 @@ mod tests {
         assert_eq!(send_of(&mut ends, &THREE, 100_000), [vec![333_333_333; 3], three.clone()]);
         ends[0].links.iter_mut().for_each(|link| link.pace.long_bytes = LONG_AMONG_SEVERAL_BYTES);
         assert_eq!(send_of(&mut ends, &THREE, 90_000), [vec![333_333_333; 3], three]);
+    }
+
+    #[test]
+    fn messages_leave_one_by_one_once_a_path_is_known_to_be_slow() {
+        let mut ends = star(true);
+        send_of(&mut ends, &THREE, 1000);
+        let trains =
+            |end: &TcpEndpoint| -> Vec<_> { end.links.iter().map(|link| link.pace.train()).collect() };
+        assert_eq!(trains(&ends[0]), [None; 3], "a fast path");
+        (1..4).for_each(|peer| ends[0].expect(peer, 1e8));
+        assert_eq!(trains(&ends[0]), [Some(Train::Message); 3], "its connections were made before");
+        let mut ends = star(false);
+        (1..4).for_each(|peer| ends[0].expect(peer, 1e8));
+        send_of(&mut ends, &THREE, 1000);
+        assert_eq!(trains(&ends[0]), [None; 3], "it is turned off");
     }
 
     #[test]

@@ -100,6 +100,7 @@ impl TcpEndpoint {
         known.expected = bytes_per_second;
         for number in known.links.clone() {
             let Some(link) = self.links.get_mut(number as usize) else { continue };
+            link.pace.expect(bytes_per_second);
             let State::Open(first) = &link.state else { continue };
             if let Some(window) = &mut link.window {
                 window.expect(first, bytes_per_second);
