@@ -6,7 +6,7 @@ use kolo_tests::programs::{Program, run_cluster};
 #[test]
 fn random_programs() {
     let number = |name: &str, usual| {
-        std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok()).unwrap_or(usual)
+        std::env::var(name).map_or(usual, |value| value.parse::<u64>().expect("a number"))
     };
     let from = number("KOLO_TEST_PROGRAMS_FROM", 1);
     for seed in from..from + number("KOLO_TEST_PROGRAMS", 12) {

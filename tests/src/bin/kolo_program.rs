@@ -11,11 +11,11 @@ use kolo_tests::programs::{Program, Setup, run_cluster, run_rank};
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let argument = |at: usize| arguments.get(at).map_or("", String::as_str);
-    let number = |at: usize| argument(at).parse::<u64>().unwrap_or(0);
+    let number = |at: usize| argument(at).parse::<u64>().expect("a number");
     let program = || argument(1).parse::<Program>().expect("a program");
     match argument(0) {
         "search" => search(number(1), number(2)),
-        "shrink" => shrink(program(), number(2).max(1)),
+        "shrink" => shrink(program(), if argument(2).is_empty() { 1 } else { number(2) }),
         "show" => println!("{:#?}", Setup::of(&program())),
         "rank" => rank(&program()),
         "run" => {
@@ -32,7 +32,7 @@ fn main() {
 
 /// One rank of a job of processes.
 fn rank(program: &Program) {
-    let rank = std::env::var("KOLO_RANK").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    let rank = std::env::var("KOLO_RANK").expect("a job").parse().expect("a number");
     let comm = Communicator::builder().config(Setup::of(program).config(rank)).connect();
     let result = comm.map_err(|error| error.to_string()).and_then(|comm| run_rank(program, comm));
     match result {
