@@ -16,6 +16,7 @@ import sys
 import time
 
 SAMPLE_SECONDS = 300e-6  # a sample lasts at least this
+LEAST_BATCH, SINGLE_SECONDS = 4, 10e-3  # and has this many operations, if they are shorter than this
 SLOW_SECONDS = 50e-3  # a sample this long needs no further samples, and no second attempt
 ESTIMATE_SECONDS, ESTIMATES = 0.25, 5  # limits on the time and the number of estimates
 LASTING_PARTS = 8  # a batch of a long sample takes this part (1/8) of the time left
@@ -173,7 +174,7 @@ class Bench:
             self.check(name, size, once)
         self.fill(size, 0)
         seconds = self.warm_up(once)
-        batch = int(SAMPLE_SECONDS / seconds) + 1
+        batch = max(int(SAMPLE_SECONDS / seconds) + 1, LEAST_BATCH if seconds < SINGLE_SECONDS else 1)
         if name == "broadcast" and seconds < SLOW_SECONDS:
             batch = -(-batch // self.ranks) * self.ranks
         wanted = int(self.options.budget_ms * 1e-3 / (batch * seconds))
