@@ -55,7 +55,7 @@ impl Communicator {
         let _floats = DefaultFloats::enter();
         let mut core = shared.core();
         if let Some(between) = table.between(&shared.group.members) {
-            core.processor.learn(between.round_trip_seconds());
+            core.processor.learn(between.round_trip_seconds(), Instant::now());
             let known = core.planner.network().clone().measured(between, table.took);
             core.engine
                 .links_mut()

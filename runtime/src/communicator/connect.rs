@@ -235,7 +235,7 @@ impl Making {
         let assign = || assign_processor(rank as usize, &group.hosts, cards);
         let mut processor = Processor::new(self.world.processor.get_or_init(assign).map(SoftAffinity::new));
         if let Some(between) = planner.network().between() {
-            processor.learn(between.round_trip_seconds());
+            processor.learn(between.round_trip_seconds(), Instant::now());
         }
         Ok(Core {
             engine,

@@ -296,6 +296,8 @@ impl<G: Goal> Waiter for Driver<'_, G> {
             wake_tasks(core);
             core = self.shared.core();
         }
+        let resettles = next == Next::Yield && core.processor.resettles(|| pacer.now(|| self.now()));
+        let next = if resettles { Next::Sleep } else { next };
         if next.is_a_while()
             && next != Next::Queue
             && let Some(affinity) = &mut core.processor.affinity
