@@ -16,7 +16,7 @@ import sys
 import time
 
 SAMPLE_SECONDS = 300e-6  # a sample lasts at least this
-LEAST_BATCH, SINGLE_SECONDS = 4, 10e-3  # and has this many operations, if they are shorter than this
+LEAST_BATCH, SINGLE_SECONDS = 4, 150e-3  # and has this many operations, if they are shorter than this
 SLOW_SECONDS = 50e-3  # a sample this long needs no further samples, and no second attempt
 ESTIMATE_SECONDS, ESTIMATES = 0.25, 5  # limits on the time and the number of estimates
 LASTING_PARTS = 8  # a batch of a long sample takes this part (1/8) of the time left
@@ -174,9 +174,12 @@ class Bench:
             self.check(name, size, once)
         self.fill(size, 0)
         seconds = self.warm_up(once)
-        batch = max(int(SAMPLE_SECONDS / seconds) + 1, LEAST_BATCH if seconds < SINGLE_SECONDS else 1)
-        if name == "broadcast" and seconds < SLOW_SECONDS:
-            batch = -(-batch // self.ranks) * self.ranks
+        batch = int(SAMPLE_SECONDS / seconds) + 1
+        if name == "broadcast":
+            if seconds < SLOW_SECONDS:
+                batch = -(-batch // self.ranks) * self.ranks
+        elif seconds < SINGLE_SECONDS:
+            batch = max(batch, LEAST_BATCH)
         wanted = int(self.options.budget_ms * 1e-3 / (batch * seconds))
         samples = min(MAX_SAMPLES, max(MIN_SAMPLES if seconds < SLOW_SECONDS else MIN_SLOW_SAMPLES, wanted))
         samples = 1 if self.options.mean_ms else samples

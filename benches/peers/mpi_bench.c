@@ -18,7 +18,7 @@
 enum { MAX_SAMPLES = 200, MIN_SAMPLES = 5, MIN_SLOW_SAMPLES = 2, ESTIMATES = 5, MAX_SIZES = 64 };
 static const double SAMPLE_SECONDS = 300e-6; // a sample lasts at least this
 enum { LEAST_BATCH = 4 };                   // and has this many operations, if they are shorter than
-static const double SINGLE_SECONDS = 10e-3;  // this: see the README, "Samples"
+static const double SINGLE_SECONDS = 150e-3; // this: see the README, "Samples"
 static const double SLOW_SECONDS = 50e-3;    // a sample this long needs no further samples, and no second attempt
 static const double ESTIMATE_SECONDS = 0.25; // no further estimates after this time
 static const double DISTURBED = 0.10;        // share of the machine used by other processes
@@ -172,9 +172,11 @@ static double estimate(enum operation operation, size_t bytes, long *batch) {
     if (again < seconds) seconds = again;
   }
   *batch = (long)(SAMPLE_SECONDS / seconds) + 1;
-  if (seconds < SINGLE_SECONDS && *batch < LEAST_BATCH) *batch = LEAST_BATCH;
-  if ((operation == BROADCAST || operation == REDUCE) && seconds < SLOW_SECONDS)
-    *batch = (*batch + ranks - 1) / ranks * ranks;
+  if (operation == BROADCAST || operation == REDUCE) {
+    if (seconds < SLOW_SECONDS) *batch = (*batch + ranks - 1) / ranks * ranks;
+  } else if (seconds < SINGLE_SECONDS && *batch < LEAST_BATCH) {
+    *batch = LEAST_BATCH;
+  }
   return seconds;
 }
 

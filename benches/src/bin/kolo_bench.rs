@@ -14,7 +14,7 @@ const SAMPLE_SECONDS: f64 = 300e-6;
 /// Least operations of a sample, if they are shorter than [`SINGLE_SECONDS`]. Ranks that are out of step by the way of
 /// a message hand that lead to and fro, so the slowest rank's time of a single operation would count it each time.
 const LEAST_BATCH: usize = 4;
-const SINGLE_SECONDS: f64 = 10e-3;
+const SINGLE_SECONDS: f64 = 150e-3;
 /// A sample this long needs no further samples, and no second attempt.
 const SLOW_SECONDS: f64 = 50e-3;
 /// No further estimates are made after this time.
@@ -247,10 +247,13 @@ impl Bench {
             spent += again * batch as f64;
             seconds = seconds.min(again);
         }
-        let least = if seconds < SINGLE_SECONDS { LEAST_BATCH } else { 1 };
-        let mut batch = ((SAMPLE_SECONDS / seconds) as usize + 1).max(least);
-        if operation == Operation::Broadcast && seconds < SLOW_SECONDS {
-            batch = batch.next_multiple_of(self.ranks);
+        let mut batch = (SAMPLE_SECONDS / seconds) as usize + 1;
+        if operation == Operation::Broadcast {
+            if seconds < SLOW_SECONDS {
+                batch = batch.next_multiple_of(self.ranks);
+            }
+        } else if seconds < SINGLE_SECONDS {
+            batch = batch.max(LEAST_BATCH);
         }
         Ok((batch, seconds))
     }
