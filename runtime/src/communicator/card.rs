@@ -1,7 +1,7 @@
 //! Cards: facts that ranks exchange when they make a communicator, and decisions that follow from them alike on all
 //! ranks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kolo_transport::Features;
@@ -79,7 +79,20 @@ pub(super) fn host_indices(cards: &[Card]) -> Arc<[u32]> {
 /// agree.
 pub(super) fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
     let (ranks, processors) = fullest(hosts, cards);
-    Policy { short_slices: config.short_slices, ..Policy::for_host(ranks, processors, config.spin) }
+    let mut policy = Policy::for_host(ranks, processors, config.spin);
+    if hosts.iter().any(|host| *host != hosts[0]) && !outnumber_processors(hosts, cards) {
+        policy = policy.for_network();
+    }
+    Policy { short_slices: config.short_slices, ..policy }
+}
+
+/// Returns whether ranks of more hosts than processors share the processors.
+fn outnumber_processors(hosts: &[u32], cards: &[Card]) -> bool {
+    let mut pools: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
+    hosts.iter().zip(cards).for_each(|(host, card)| {
+        pools.entry(card.affinity).or_default().insert(*host);
+    });
+    cards.iter().any(|card| pools[&card.affinity].len() > card.processors as usize)
 }
 
 /// Returns the processor that this rank comes back to, given the ranks that may run on the same processors.
@@ -211,6 +224,9 @@ mod tests {
         // Four containers with one rank each, on two processors.
         assert_eq!(fullest(&[0, 1, 2, 3], &cards(&[(5, 2); 4])), (4, 2));
         assert!(share_processors(&[0, 0, 1, 1], &cards(&[(5, 2); 4])));
+        assert!(!outnumber_processors(&[0, 0, 1, 1], &cards(&[(5, 2); 4])));
+        assert!(outnumber_processors(&[0, 1, 2], &cards(&[(5, 2); 3])));
+        assert!(!outnumber_processors(&[0, 1, 2], &cards(&[(5, 2), (6, 2), (5, 2)])));
         let sharers = |hosts: &[u32], pools: &[(u64, u32)]| place_among(0, hosts, &cards(pools)).1;
         assert_eq!(sharers(&[0, 0, 1, 1], &[(5, 2); 4]), Sharers { ranks: 4, hosts: 2 });
         assert_eq!(sharers(&[0, 0, 1, 1], &[(5, 2), (5, 2), (6, 2), (6, 2)]), Sharers { ranks: 2, hosts: 1 });
