@@ -176,6 +176,21 @@ static void collectives(void) {
     }
 }
 
+/* Bounds that the program sets take precedence over those of other members of a structure; types without data have no bounds. */
+static void bounds(void) {
+  int ones[3] = {1, 1, 1};
+  MPI_Aint at[3] = {8, -4, 100}, low, extent;
+  MPI_Datatype wide, nothing, all, copies;
+  CHECK(!MPI_Type_create_resized(MPI_INT, 0, 8, &wide) && !MPI_Type_contiguous(0, MPI_DOUBLE, &nothing));
+  MPI_Datatype members[3] = {wide, MPI_CHAR, nothing};
+  CHECK(!MPI_Type_create_struct(3, ones, at, members, &all) && !MPI_Type_get_extent(all, &low, &extent));
+  CHECK(low == 8 && extent == 8 && !MPI_Type_get_true_extent(all, &low, &extent) && low == -4 && extent == 16);
+  CHECK(!MPI_Type_contiguous(2, all, &copies) && !MPI_Type_get_extent(copies, &low, &extent) && low == 8 && extent == 16);
+  CHECK(!MPI_Type_free(&copies) && !MPI_Type_free(&all) && !MPI_Type_create_struct(2, ones, at + 1, members + 1, &all));
+  CHECK(!MPI_Type_get_extent(all, &low, &extent) && low == -4 && extent == 1);
+  CHECK(!MPI_Type_free(&all) && !MPI_Type_free(&nothing) && !MPI_Type_free(&wide));
+}
+
 /* A long has four bytes in external32, and a long long eight, by themselves and in derived types. */
 static void external_longs(void) {
   struct both {
@@ -201,6 +216,7 @@ int main(int argc, char **argv) {
   typed_messages();
   messages_home();
   collectives();
+  bounds();
   external_longs();
   CHECK(!MPI_Finalize());
   return 0;

@@ -263,7 +263,7 @@ fn predefined(handle: u32, name: &str, parts: Vec<Part>, extent: i64) -> Type {
         true_lower: 0,
         true_extent: end,
         align,
-        bounded: false,
+        bounded: [false; 2],
         dense: size as i64 == extent,
         builtin: handle as c_int,
         handles: AtomicUsize::new(0),

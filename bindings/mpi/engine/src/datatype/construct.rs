@@ -43,22 +43,29 @@ struct Extents {
     size: i64,
     elements: i64,
     bounds: Bounds,
+    /// The bounds of the elements whose lower bound the program has set, and of those whose upper bound it has set.
+    set_bounds: [Bounds; 2],
     true_bounds: Bounds,
 }
 
 fn extents(made: &Made) -> Option<Extents> {
-    let mut all = Extents { size: 0, elements: 0, bounds: Bounds::NONE, true_bounds: Bounds::NONE };
+    let none = Bounds::NONE;
+    let mut all = Extents { size: 0, elements: 0, bounds: none, set_bounds: [none; 2], true_bounds: none };
     let mut add = |at: i64, count: i64, of: &Type, repeat: i64, stride: i64| {
         let size = (of.size as i64).checked_mul(count)?.checked_mul(repeat)?;
         all.size = all.size.checked_add(size)?;
         // Every value has at least one byte, so these products are not larger than those above.
         all.elements += of.elements * count * repeat;
-        if count == 0 || is_mark(of) {
+        // A type without data bounds others only if the program has set its bounds.
+        if count == 0 || is_mark(of) || of.elements == 0 && of.bounded == [false; 2] {
             return Some(());
         }
         let mut block = Bounds::NONE;
         block.add(0, count, of.extent, (of.lower, of.lower.checked_add(of.extent)?))?;
         all.bounds.add(at, repeat, stride, block.ends())?;
+        for (bounds, is_set) in all.set_bounds.iter_mut().zip(of.bounded) {
+            bounds.add(at, if is_set { repeat } else { 0 }, stride, block.ends())?;
+        }
         if of.size > 0 {
             let mut block = Bounds::NONE;
             block.add(0, count, of.extent, (of.true_lower, of.true_lower.checked_add(of.true_extent)?))?;
@@ -112,16 +119,21 @@ pub(super) fn present(made: &Made) -> Vec<&Type> {
 /// # Errors
 /// If sizes or displacements do not fit into 64 bits.
 pub(super) fn make(made: Made, bounds: Option<(i64, i64)>) -> Outcome<Type> {
-    let Some(Extents { size, elements, bounds: natural, true_bounds }) = extents(&made) else {
+    let Some(Extents { size, elements, bounds: natural, set_bounds, true_bounds }) = extents(&made) else {
         return fail(Class::Arg, "the datatype is larger than the address space");
     };
     let parts = present(&made);
     let align = parts.iter().map(|of| of.align).max().unwrap_or(1);
-    let (mut low, mut high) = natural.ends();
+    // By the standard, bounds that the program has set take precedence over those of other elements, at every level.
     let marks = marks(&made);
-    let bounded = bounds.is_some() || marks != [None; 2] || parts.iter().any(|of| of.bounded);
-    (low, high) = (marks[0].unwrap_or(low), marks[1].unwrap_or(high));
-    if made.combiner == COMBINER_STRUCT && !bounded {
+    let [set_low, set_high] = set_bounds.map(|bounds| bounds.any.then_some(bounds));
+    let set_low = set_low.map(|bounds| bounds.low).into_iter().chain(marks[0]).min();
+    let set_high = set_high.map(|bounds| bounds.high).into_iter().chain(marks[1]).max();
+    let bounded = [set_low, set_high].map(|set| bounds.is_some() || set.is_some());
+    let (low, mut high) = natural.ends();
+    let low = set_low.unwrap_or(low);
+    high = set_high.unwrap_or(high);
+    if made.combiner == COMBINER_STRUCT && !bounded[1] {
         // A C compiler pads structures in the same way.
         high += (align - (high - low).rem_euclid(align)) % align;
     }

@@ -42,8 +42,8 @@ pub struct Type {
     pub(crate) true_lower: i64,
     pub(crate) true_extent: i64,
     align: i64,
-    /// Whether the program has set the bounds itself.
-    bounded: bool,
+    /// Whether the program has set the lower and the upper bound itself.
+    bounded: [bool; 2],
     /// Whether consecutive elements form one run of bytes without gaps.
     dense: bool,
     builtin: c_int,
