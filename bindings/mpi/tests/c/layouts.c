@@ -176,6 +176,29 @@ static void collectives(void) {
     }
 }
 
+/* Neighbours exchange data with gaps: every rank sends before it waits for others. */
+static void neighbors(void) {
+  MPI_Comm ring;
+  MPI_Datatype every_other;
+  MPI_Request request;
+  int periodic = 1, before = (rank + size - 1) % size, next = (rank + 1) % size;
+  CHECK(!MPI_Cart_create(MPI_COMM_WORLD, 1, &size, &periodic, 0, &ring));
+  CHECK(!MPI_Type_vector(3, 1, 2, MPI_INT, &every_other) && !MPI_Type_commit(&every_other));
+  for (int started = 0; started < 2; started++) {
+    int out[5] = {rank, -1, rank + 10, -1, rank + 20}, in[10];
+    memset(in, 0xee, sizeof in);
+    if (started) {
+      CHECK(!MPI_Ineighbor_allgather(out, 1, every_other, in, 1, every_other, ring, &request));
+      CHECK(!MPI_Wait(&request, MPI_STATUS_IGNORE));
+    } else {
+      CHECK(!MPI_Neighbor_allgather(out, 1, every_other, in, 1, every_other, ring));
+    }
+    for (int i = 0; i < 3; i++) CHECK(in[2 * i] == before + 10 * i && in[5 + 2 * i] == next + 10 * i);
+    CHECK(in[1] == (int)0xeeeeeeee && in[8] == (int)0xeeeeeeee);
+  }
+  CHECK(!MPI_Type_free(&every_other) && !MPI_Comm_free(&ring));
+}
+
 /* Bounds that the program sets take precedence over those of other members of a structure; types without data have no bounds. */
 static void bounds(void) {
   int ones[3] = {1, 1, 1};
@@ -216,6 +239,7 @@ int main(int argc, char **argv) {
   typed_messages();
   messages_home();
   collectives();
+  neighbors();
   bounds();
   external_longs();
   CHECK(!MPI_Finalize());

@@ -19,16 +19,15 @@ fn exchange(how: How, comm: &Arc<Comm>, out: &[Buffer], into: &[Buffer]) -> Outc
     // Blocks of MPI_PROC_NULL are neither read nor written.
     apart(neighbors.targets().map(|(at, _)| &out[at]), sources.iter().map(|(at, _)| &into[*at]))?;
     go(how, comm, |s| {
+        // All data is packed before the first receive, since an action waits for the messages before it.
+        let data: Vec<_> = neighbors.targets().map(|(at, rank)| (rank, out[at].source(s))).collect();
         let mut places = Vec::new();
         for (at, rank) in sources {
             let place = into[at].sink(s);
             s.recv(rank, place);
             places.push((at, place));
         }
-        for (at, rank) in neighbors.targets() {
-            let data = out[at].source(s);
-            s.send(rank, data);
-        }
+        data.into_iter().for_each(|(rank, data)| s.send(rank, data));
         s.fence();
         for (at, place) in places {
             into[at].arrived(s, place);
