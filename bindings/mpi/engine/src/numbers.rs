@@ -203,7 +203,9 @@ unsafe fn locate<V: Ordered, I: PartialOrd + Copy>(
             let order = V::compare(a.cast::<V>().read_unaligned(), b.cast::<V>().read_unaligned());
             let index = (a.add(at).cast::<I>().read_unaligned(), b.add(at).cast::<I>().read_unaligned());
             if order == Some(wanted) || order == Some(Ordering::Equal) && index.0 < index.1 {
-                std::ptr::copy_nonoverlapping(a, b, at + size_of::<I>());
+                // The bytes between value and index are not part of the pair.
+                std::ptr::copy_nonoverlapping(a, b, size_of::<V>());
+                std::ptr::copy_nonoverlapping(a.add(at), b.add(at), size_of::<I>());
             }
         }
     }

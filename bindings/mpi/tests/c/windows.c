@@ -120,6 +120,22 @@ static void pairs_in_arrays(void) {
   }
 }
 
+/* The bytes between the value and the index of a pair are not part of it. */
+static void gaps_of_pairs(void) {
+  struct {
+    short value, gap;
+    int index;
+  } pair = {3, 77, 5}, *mine;
+  MPI_Win window;
+  CHECK(!MPI_Win_allocate(sizeof pair, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &mine, &window));
+  mine->value = 1, mine->gap = 99, mine->index = 2;
+  CHECK(!MPI_Win_fence(0, window) && !MPI_Accumulate(&pair, 1, MPI_SHORT_INT, rank, 0, 1, MPI_SHORT_INT, MPI_MAXLOC, window));
+  CHECK(!MPI_Win_fence(0, window) && mine->value == 3 && mine->gap == 99 && mine->index == 5);
+  mine->value = 9;
+  CHECK(!MPI_Reduce_local(&pair, mine, 1, MPI_SHORT_INT, MPI_MINLOC) && mine->value == 3 && mine->gap == 99);
+  CHECK(!MPI_Win_free(&window));
+}
+
 /* If one rank cannot take part, no rank gets a window, and none waits for it. */
 static void impossible_on_one_rank(void) {
   MPI_Win window;
@@ -324,7 +340,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), long_units(), columns(), attached_columns(), pairs_in_arrays(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end();
+  refused(), long_units(), columns(), attached_columns(), pairs_in_arrays(), gaps_of_pairs(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));
