@@ -59,8 +59,10 @@ fn c_type(function: &Function, argument: &Argument) -> String {
         "fn" | "copyfn" => format!("{} *{name}", c_function(&function.name, own_name)),
         "ints" => format!("int {name}[]"),
         "cints" if name == "ranges" => format!("int {name}[][3]"),
-        "cints" | "cranks" | "dists" | "dargs" | "weights" => format!("const int {name}[]"),
-        "outweights" => format!("int {name}[]"),
+        "cints" | "cranks" | "dists" | "dargs" => format!("const int {name}[]"),
+        // Compilers warn of MPI_UNWEIGHTED, which is a small number in the standard's ABI, where an array is expected.
+        "weights" => format!("const int *{name}"),
+        "outweights" => format!("int *{name}"),
         "outs" if name == "addresses" => format!("MPI_Aint {name}[]"),
         "outs" => format!("{address} {name}[]"),
         "as" => format!("const {address} {name}[]"),

@@ -169,6 +169,10 @@ static void a_graph_from_one_rank(void) {
   CHECK(!MPI_Dist_graph_neighbors_count(graph, &in, &out, &weighted) && in == 1 && out == 1 && weighted);
   CHECK(!MPI_Dist_graph_neighbors(graph, 1, &in, &weights[0], 1, &out, &weights[1]) && !MPI_Comm_free(&graph));
   CHECK(in == (rank + size - 1) % size && out == (rank + 1) % size && weights[0] == rank && weights[1] == out);
+  /* Compilers do not warn of the constant for edges without weights. */
+  CHECK(!MPI_Dist_graph_create_adjacent(MPI_COMM_WORLD, 1, &in, MPI_UNWEIGHTED, 1, &out, MPI_UNWEIGHTED, MPI_INFO_NULL, 0, &graph));
+  CHECK(!MPI_Dist_graph_neighbors(graph, 1, &weights[0], MPI_UNWEIGHTED, 1, &weights[1], MPI_UNWEIGHTED));
+  CHECK(weights[0] == in && weights[1] == out && !MPI_Comm_free(&graph));
   free(ranks);
 }
 
