@@ -188,6 +188,26 @@ fn messages() {
     with_ranks("messages", &[1, 2, 3, 4]);
 }
 
+/// Random legal programs. `KOLO_TEST_PROGRAMS` sets how many (12 by default), `KOLO_TEST_PROGRAMS_FROM` the first seed.
+#[test]
+fn random_programs() {
+    let Some(cc) = compiler() else { return };
+    let number = |name: &str, usual| {
+        std::env::var(name).map_or(usual, |value| value.parse::<usize>().expect("a number"))
+    };
+    let (from, count) = (number("KOLO_TEST_PROGRAMS_FROM", 1), number("KOLO_TEST_PROGRAMS", 12));
+    let folder = tempfile::tempdir().unwrap();
+    let programs = [0, 1].map(|abi| program(&cc, "random", folder.path(), &ABIS[abi]));
+    // Several programs in one job, since its start takes longer than a program.
+    for (job, first) in (from..from + count).step_by(4).enumerate() {
+        let seeds = [first, 4.min(from + count - first)].map(|number| number.to_string());
+        for ranks in 1..=6 {
+            let transport = if (job + ranks) / 2 % 2 == 0 { "shm,tcp" } else { "tcp" };
+            run_ranks(&programs[(job + ranks) % 2], &seeds.each_ref().map(String::as_str), ranks, transport);
+        }
+    }
+}
+
 #[test]
 fn statuses() {
     with_ranks("statuses", &[1, 2]);
