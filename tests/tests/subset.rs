@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kolo::{Communicator, Error, LossCause, ReduceOp};
+use kolo::{AbortReason, Communicator, Error, LossCause, ReduceOp};
 use kolo_tests::arrangement::Arrangement;
 use kolo_tests::watchdog::bounded;
 
@@ -182,6 +182,34 @@ fn a_broken_child_leaves_its_parent_alone() {
         let error = child.recv(&mut [0_u8], (comm.rank() + 1) % 3).expect_err("aborted");
         assert!(error.to_string().contains("only this one"), "{error}");
         sum(comm, 2, 6);
+    });
+}
+
+/// Waits until the communicator has failed.
+fn failed(comm: &Communicator) -> Error {
+    loop {
+        if let Some(error) = comm.error() {
+            return error;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_step_that_misses_world_rank_0_says_so_to_all() {
+    bounded("a step without rank 0", || {
+        Arrangement::Exchange.run(3, |comm| {
+            let part = comm.split((comm.rank() > 0).then_some(1), 0).expect("all call it");
+            // Without another communicator, world rank 0 waits some seconds for the others' goodbyes and leaves.
+            drop(comm);
+            let Some(part) = part else { return };
+            let error = match part.rank() {
+                0 => part.alloc_raw(8).expect_err("rank 1 does not come"),
+                _ => failed(&part),
+            };
+            let is_right = matches!(error, Error::Aborted { kind: AbortReason::CoordinatorLost, .. });
+            assert!(is_right, "rank {}: {error}", part.rank());
+        });
     });
 }
 

@@ -98,6 +98,9 @@ impl Cause {
             Self::Aborted { by, kind: AbortReason::Revoked, reason } => {
                 AbortCause::new(*by, AbortKind::Revoked, reason)
             }
+            Self::Aborted { by, kind: AbortReason::CoordinatorLost, reason } => {
+                AbortCause::new(*by, AbortKind::CoordinatorLost, reason)
+            }
             Self::Aborted { by, reason, .. } | Self::MismatchOfOthers { by, reason, .. } => {
                 AbortCause::new(*by, AbortKind::User, reason)
             }
