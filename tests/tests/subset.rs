@@ -1,10 +1,11 @@
 //! Communicators of some of the ranks, and messages between two ranks.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kolo::{AbortReason, Communicator, Error, LossCause, ReduceOp};
 use kolo_tests::arrangement::Arrangement;
-use kolo_tests::watchdog::bounded;
+use kolo_tests::watchdog::{Gate, bounded};
 
 fn everywhere(ranks: u32, body: impl Fn(&Communicator) + Send + Sync + Copy + 'static) {
     for arrangement in Arrangement::ALL {
@@ -192,6 +193,62 @@ fn failed(comm: &Communicator) -> Error {
             return error;
         }
         std::thread::yield_now();
+    }
+}
+
+#[test]
+fn ranks_that_make_a_group_do_not_wait_for_one_whose_communicator_was_aborted() {
+    for arrangement in Arrangement::ALL {
+        bounded(&format!("{arrangement:?}"), move || {
+            // All stay until all have their errors.
+            let gate = Gate::new(3);
+            arrangement.run(3, |comm| {
+                let error = match comm.rank() {
+                    0 => {
+                        comm.recv(&mut [0_u8], 1).expect("rank 1 sends");
+                        comm.abort("enough");
+                        failed(&comm)
+                    }
+                    1 => {
+                        comm.send(&[0_u8], 0).expect("rank 0 receives");
+                        comm.group(&[1, 2]).map(drop).expect_err("rank 2 does not come")
+                    }
+                    _ => failed(&comm),
+                };
+                let Error::Aborted { by: 0, kind: AbortReason::Requested, reason, .. } = error else {
+                    panic!("{error}")
+                };
+                assert_eq!(reason, "enough");
+                gate.wait();
+            });
+        });
+    }
+}
+
+#[test]
+fn ranks_that_make_a_group_do_not_wait_for_one_that_has_given_up_after_a_loss() {
+    for arrangement in Arrangement::ALL {
+        bounded(&format!("{arrangement:?}"), move || {
+            let panicked = |comm: Communicator| {
+                catch_unwind(AssertUnwindSafe(move || {
+                    let _dropped = comm;
+                    resume_unwind(Box::new("on purpose"))
+                }))
+            };
+            // World rank 0 carries the control plane until all have their errors.
+            let gate = Gate::new(3);
+            arrangement.run(4, |comm| {
+                let error = match comm.rank() {
+                    0 => failed(&comm),
+                    3 => return panicked(comm).expect_err("on purpose"),
+                    1 => comm.group(&[1, 2]).map(drop).expect_err("rank 2 does not come"),
+                    _ => comm.barrier().expect_err("rank 3 does not come"),
+                };
+                assert!(matches!(error, Error::PeerLost { peer: 3, .. }), "{error}");
+                gate.wait();
+                Box::new(())
+            });
+        });
     }
 }
 

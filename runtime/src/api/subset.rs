@@ -102,8 +102,8 @@ impl Communicator {
         self.shared.check_process(|| Waited::Other("group"))?;
         // Ranks outside the list do not count this call, so the common counter cannot number the group. The list
         // itself, and how often it was used, identify it.
+        self.check_may_make("group")?;
         let mut core = self.shared.core();
-        drive::check_usable(&self.shared, &core, Waited::Other("group"))?;
         let list = ranks.iter().fold(0, |hash, rank| crate::mix::mix(hash ^ u64::from(*rank)));
         let number = match number {
             Some(number) => GIVEN_NUMBERS + u64::from(number),
@@ -155,11 +155,22 @@ impl Communicator {
         let members: Arc<[u32]> = ranks.iter().map(|rank| shared.group.members[*rank as usize]).collect();
         let (world, ancestors) = (Arc::clone(&shared.world), shared.membership.ancestors_of_children());
         let child = Self::make(Making { world, id, members, rank, config, deadline, ancestors });
+        let is_given_up = || shared.membership.abort_flag().is_given_up();
+        // One that has ended with this communicator before it was made is of no use.
+        let child = child.and_then(|child| match child.error() {
+            Some(error) if is_given_up() && child.is_aborted() => {
+                drive::give_up_after(&child.shared, &error);
+                Err(error)
+            }
+            _ => Ok(child),
+        });
         let child = child.map_err(|error| {
             if !error.is_fatal() {
                 return error;
             }
-            let error = renumbered(error, self.rank(), ranks);
+            // If a member has given this communicator up, the other one has failed for the same cause.
+            let own = is_given_up().then(|| drive::known_error(shared, Waited::Other("group"))).flatten();
+            let error = own.unwrap_or_else(|| renumbered(error, self.rank(), ranks));
             drive::give_up_after(shared, &error);
             error
         })?;
@@ -181,10 +192,17 @@ impl Communicator {
         told.inspect_err(|error| drive::give_up_after(shared, error))
     }
 
+    /// Fails if the communicator cannot be used any more. Gives it up then, since others may wait for this rank in the
+    /// communicator to be made.
+    fn check_may_make(&self, operation: &'static str) -> Result<()> {
+        let usable = drive::check_usable(&self.shared, &self.shared.core(), Waited::Other(operation));
+        usable.inspect_err(|error| drive::give_up_after(&self.shared, error))
+    }
+
     fn next_child(&self) -> Result<u64> {
         self.shared.check_process(|| Waited::Other("split"))?;
+        self.check_may_make("split")?;
         let mut core = self.shared.core();
-        drive::check_usable(&self.shared, &core, Waited::Other("split"))?;
         core.calls.children += 1;
         Ok(core.calls.children)
     }

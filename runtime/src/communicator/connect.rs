@@ -21,19 +21,20 @@ use super::shared_memory;
 use super::time_limit::TimeLimit;
 use crate::affinity::{self, Processor, SoftAffinity};
 use crate::config::{Config, Determinism};
-use crate::control::{GatherKey, PeerInfo, Round, StatusBoard};
+use crate::control::{GatherKey, Membership, PeerInfo, Round, StatusBoard};
 use crate::dispatch::{Limits, Planner};
 use crate::engine::Engine;
 use crate::error::{Error, JoinFailure, Result};
 use crate::exchange::Exchange;
 use crate::exchange::compiled::{CompiledExchange, HostFacts};
+use crate::failure::Cause;
 use crate::gpu::{self, GpuAccess, Gpus};
 use crate::job::MOST_PATIENCE;
 use crate::mix::mix;
 use crate::network::Knowledge;
 use crate::reduce::DefaultFloats;
 use crate::symmetric::SymmetricBuffers;
-use crate::wait::usable_processors;
+use crate::wait::{Policy, usable_processors};
 
 /// Identity of the communicator of all ranks. The identities of others are derived from their parent's.
 pub(crate) const WORLD: u64 = 1;
@@ -86,27 +87,11 @@ impl Making {
             Arc::clone(&self.members),
             Arc::clone(&self.ancestors),
         );
-        let mut candidates = endpoints::open(&self);
-        let cards = self.introduce(&candidates, driver.is_some())?;
-        // A caller may wait for the ranks without limit, but now all of them are here, and connecting takes no longer than usual.
-        self.deadline = self.deadline.min(Instant::now() + patience(&self.config));
-        let hosts = host_indices(&cards);
-        let routes = routes::choose_all(&self, &mut candidates, &cards)?;
-        let shares_processors = shares_processors(self.rank as usize, &cards);
-        let mut established =
-            endpoints::establish(&self, candidates, &routes, &membership, shares_processors)?;
-        let group = Group {
-            id: self.id,
-            rank: self.rank,
-            size: self.members.len() as u32,
-            members: Arc::clone(&self.members),
-            hosts,
-            routes,
-            adapters: established.adapters.take(),
-        };
-        let core = self.core(&group, &cards, established, Arc::clone(membership.board()))?;
+        let made = self.come_together(&membership, driver.is_some());
+        let (group, core, policy) = made.inspect_err(|error| self.give_up(&membership, error))?;
+        membership.note_made();
         let shared = Shared {
-            policy: policy(&group.hosts, &cards, &self.config),
+            policy,
             gpus: Gpus { rank: group.rank, driver },
             group,
             config: self.config,
@@ -124,6 +109,40 @@ impl Making {
             let _ = shared.waiting_list.set(waiting_list);
         }
         Ok(shared)
+    }
+
+    /// Tells the other members that this rank does not make its part. Those that have the communicator would wait for it
+    /// there.
+    fn give_up(&self, membership: &Membership, error: &Error) {
+        if !self.ancestors.is_empty()
+            && let Some(cause) = Cause::of(error)
+        {
+            membership.abort(cause.report(self.rank));
+        }
+    }
+
+    /// Meets the other members, and connects to them.
+    fn come_together(&mut self, membership: &Membership, has_gpus: bool) -> Result<(Group, Core, Policy)> {
+        let mut candidates = endpoints::open(self);
+        let cards = self.introduce(&candidates, has_gpus)?;
+        // A caller may wait for the ranks without limit, but now all of them are here, and connecting takes no longer than usual.
+        self.deadline = self.deadline.min(Instant::now() + patience(&self.config));
+        let hosts = host_indices(&cards);
+        let routes = routes::choose_all(self, &mut candidates, &cards)?;
+        let shares_processors = shares_processors(self.rank as usize, &cards);
+        let mut established = endpoints::establish(self, candidates, &routes, membership, shares_processors)?;
+        let group = Group {
+            id: self.id,
+            rank: self.rank,
+            size: self.members.len() as u32,
+            members: Arc::clone(&self.members),
+            hosts,
+            routes,
+            adapters: established.adapters.take(),
+        };
+        let core = self.core(&group, &cards, established, Arc::clone(membership.board()))?;
+        let policy = policy(&group.hosts, &cards, &self.config);
+        Ok((group, core, policy))
     }
 
     /// Tells the others what this rank has and wants, and returns what they have told.

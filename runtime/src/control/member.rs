@@ -131,11 +131,10 @@ impl Shared {
     ) -> (Arc<AbortFlag>, Arc<StatusBoard>) {
         let flag = Arc::new(AbortFlag::default());
         let board = Arc::new(StatusBoard::default());
-        let registered = Registered { members, ancestors, flag: flag.clone(), board: Arc::downgrade(&board) };
+        let registered = Registered::new(members, ancestors, &flag, &board);
         let mut state = self.lock();
         let early = state.early_aborts.iter().find(|(id, _)| *id == communicator).map(|(_, c)| c.clone());
-        let revoked = || state.revoked_above(&registered, self.rank);
-        let cause = early.or_else(revoked).or_else(|| {
+        let cause = early.or_else(|| state.ended_above(&registered, self.rank)).or_else(|| {
             let lost = state.lost.iter().find_map(|(&rank, loss)| registered.loss_of(rank, loss));
             lost.or_else(|| match &state.coordinator {
                 CoordinatorStanding::Lost(loss) => registered.coordinator_lost(self.rank, loss),
@@ -196,7 +195,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn change(&self, change: impl FnOnce(&mut State) -> Vec<Raise>) {
+    pub(super) fn change(&self, change: impl FnOnce(&mut State) -> Vec<Raise>) {
         let raise = change(&mut self.lock());
         for (flag, cause) in raise {
             flag.raise(cause);
@@ -329,7 +328,7 @@ impl Shared {
     pub(crate) fn aborted_by_member(&self, communicator: u64, cause: AbortCause) -> Option<Arc<[u32]>> {
         let mut told = None;
         self.change(|state| {
-            let mut raised = state.revoke_below(communicator, self.rank, &cause);
+            let mut raised = state.end_below(communicator, self.rank, &cause);
             match state.communicators.get(&communicator) {
                 Some(registered) => {
                     let is_given_up = registered.flag.note_given_up();
@@ -349,11 +348,6 @@ impl Shared {
         let state = self.lock();
         let mut echoes = state.echoes.iter().filter(|(id, _)| *id == communicator);
         echoes.any(|(_, is_revoked)| *is_revoked || kind != AbortKind::Revoked)
-    }
-
-    /// Ends the communicators that were split off one which this rank revokes.
-    pub(crate) fn revoke_below(&self, communicator: u64, cause: &AbortCause) {
-        self.change(|state| state.revoke_below(communicator, self.rank, cause));
     }
 
     /// Returns the world ranks of a communicator's members, if it is registered and this rank has not left the job.

@@ -86,6 +86,7 @@ impl Membership {
         let cause = clip(cause);
         let is_first = self.flag.raise(cause.clone());
         if self.flag.note_given_up() || is_first {
+            self.control.shared().end_below(self.communicator, &cause);
             self.tell(cause);
         }
     }
@@ -97,8 +98,14 @@ impl Membership {
         self.flag.raise(cause.clone());
         self.flag.note_given_up();
         self.flag.note_revoked();
-        self.control.shared().revoke_below(self.communicator, &cause);
+        self.control.shared().end_below(self.communicator, &cause);
         self.tell(cause);
+    }
+
+    /// Records that the members have come together. From now on the communicator no longer ends with the one that it was
+    /// split off, unless that is revoked.
+    pub(crate) fn note_made(&self) {
+        self.control.shared().note_made(self.communicator);
     }
 
     /// Tells the other members, through the coordinator or, if it is gone or stopped, through their listeners.

@@ -12,28 +12,61 @@ pub(super) struct Registered {
     pub(super) members: Arc<[u32]>,
     /// The communicators that this one was split off, directly or not.
     pub(super) ancestors: Arc<[u64]>,
+    /// Whether its members have yet to come together. Until then it ends with the one that it is split off.
+    pub(super) in_making: bool,
     pub(super) flag: Arc<AbortFlag>,
     pub(super) board: Weak<StatusBoard>,
 }
 
-impl State {
-    /// If a communicator is revoked, marks those split off it as revoked too, and returns their flags, to be raised.
-    pub(super) fn revoke_below(&self, communicator: u64, me: u32, cause: &AbortCause) -> Vec<Raise> {
-        if cause.kind != AbortKind::Revoked {
-            return Vec::new();
-        }
-        let by = self.communicators.get(&communicator).and_then(|r| r.members.get(cause.by as usize));
-        let below = self.communicators.values().filter(|r| r.ancestors.contains(&communicator));
-        let raise = |r: &Registered| {
-            r.flag.note_given_up();
-            r.flag.note_revoked();
-            (r.flag.clone(), r.revoked(by.copied(), me, cause))
-        };
-        below.map(raise).collect()
+impl Shared {
+    /// Ends the communicators below one which this rank revokes or gives up.
+    pub(crate) fn end_below(&self, communicator: u64, cause: &AbortCause) {
+        self.change(|state| state.end_below(communicator, self.rank, cause));
     }
 
-    /// Returns the cause that ends a communicator which was split off a revoked one.
-    pub(super) fn revoked_above(&self, registered: &Registered, me: u32) -> Option<AbortCause> {
+    /// Records that the members of a communicator have come together.
+    pub(crate) fn note_made(&self, communicator: u64) {
+        if let Some(registered) = self.lock().communicators.get_mut(&communicator) {
+            registered.in_making = false;
+        }
+    }
+}
+
+impl State {
+    /// Returns the flags of the communicators that end because a member has given up one above them, to be raised: all
+    /// that were split off it, if it is revoked, and otherwise those in the making, which that member cannot make any
+    /// more.
+    pub(super) fn end_below(&self, communicator: u64, me: u32, cause: &AbortCause) -> Vec<Raise> {
+        let by = self.communicators.get(&communicator).and_then(|r| r.members.get(cause.by as usize));
+        let is_revoked = cause.kind == AbortKind::Revoked;
+        let ends = |r: &&Registered| match is_revoked {
+            true => r.ancestors.contains(&communicator),
+            false => r.in_making && r.ancestors.last() == Some(&communicator),
+        };
+        let raise = |r: &Registered| {
+            // The members of one in the making have yet to hear that this rank gives it up.
+            if is_revoked {
+                r.flag.note_given_up();
+                r.flag.note_revoked();
+            }
+            (r.flag.clone(), r.ended_above(by.copied(), me, cause))
+        };
+        self.communicators.values().filter(ends).map(raise).collect()
+    }
+
+    /// Returns the cause that ends a communicator in the making, because one above it is revoked, or because a member has
+    /// given up the one that it is split off.
+    pub(super) fn ended_above(&self, registered: &Registered, me: u32) -> Option<AbortCause> {
+        self.revoked_above(registered, me).or_else(|| self.given_up_above(registered, me))
+    }
+
+    fn given_up_above(&self, registered: &Registered, me: u32) -> Option<AbortCause> {
+        let above = self.communicators.get(registered.ancestors.last()?)?;
+        let cause = above.flag.cause().filter(|_| above.flag.is_given_up())?;
+        Some(registered.ended_above(above.members.get(cause.by as usize).copied(), me, &cause))
+    }
+
+    fn revoked_above(&self, registered: &Registered, me: u32) -> Option<AbortCause> {
         let is_revoked = |id: &u64| match self.communicators.get(id) {
             Some(above) => above.flag.is_revoked(),
             None => Shared::abort_cause(self, *id).is_some_and(|cause| cause.kind == AbortKind::Revoked),
@@ -46,10 +79,24 @@ impl State {
 }
 
 impl Registered {
-    /// Returns the cause of a revocation from above. It names this rank if the rank that revoked is not a member.
-    fn revoked(&self, by: Option<u32>, me: u32, cause: &AbortCause) -> AbortCause {
-        let by = by.and_then(|by| self.index(by)).or_else(|| self.index(me)).unwrap_or_default();
-        AbortCause { by, ..cause.clone() }
+    pub(super) fn new(
+        members: Arc<[u32]>,
+        ancestors: Arc<[u64]>,
+        flag: &Arc<AbortFlag>,
+        board: &Arc<StatusBoard>,
+    ) -> Self {
+        let (flag, board) = (Arc::clone(flag), Arc::downgrade(board));
+        Self { members, in_making: !ancestors.is_empty(), ancestors, flag, board }
+    }
+
+    /// Returns the cause of an end that comes from above. It names this rank if the rank at fault is not a member.
+    fn ended_above(&self, by: Option<u32>, me: u32, cause: &AbortCause) -> AbortCause {
+        let (by, own) = (by.and_then(|by| self.index(by)), self.index(me).unwrap_or_default());
+        if cause.kind == AbortKind::PeerLost && by.is_none() {
+            let reason = format!("the communicator that it is split off has failed: {cause}");
+            return AbortCause::new(own, AbortKind::Transport, reason);
+        }
+        AbortCause { by: by.unwrap_or(own), ..cause.clone() }
     }
 
     pub(super) fn index(&self, rank: u32) -> Option<u32> {

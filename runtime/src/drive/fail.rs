@@ -73,6 +73,13 @@ pub(crate) fn standing_error(shared: &Shared) -> Option<Error> {
     Some(cause.error(shared.context(ASKED), shared.group.rank))
 }
 
+/// Returns the error of a call that meets the failure of the communicator, if its cause is known.
+pub(crate) fn known_error(shared: &Shared, waited: Waited) -> Option<Error> {
+    let report = || shared.membership.abort_flag().cause().map(|report| adopted(&shared.core(), &report));
+    let cause = shared.fault.cause().or_else(report)?;
+    Some(cause.error(shared.context(waited), shared.group.rank))
+}
+
 fn adopted(core: &Core, report: &AbortCause) -> Cause {
     adopt(report, |sequence| core.calls.recorder.find(sequence))
 }

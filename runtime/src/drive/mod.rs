@@ -25,7 +25,7 @@ pub(crate) use close::close;
 #[cfg(test)]
 pub(crate) use driver::{armed, ask_for};
 pub(crate) use driver::{wait_for, wait_for_all};
-pub(crate) use fail::{abort, check_usable, fail, give_up_after, revoke, standing_error};
+pub(crate) use fail::{abort, check_usable, fail, give_up_after, known_error, revoke, standing_error};
 #[cfg(test)]
 pub(crate) use helper::refused;
 pub(crate) use helper::{call_helper, ends_unhelped, must_end, wake_tasks};
