@@ -229,3 +229,27 @@ fn a_call_that_makes_no_sense_is_not_fatal() {
         },
     );
 }
+
+#[test]
+fn a_rank_that_leaves_is_named_whatever_was_sent_to_others_after_its_message() {
+    const ELEMENTS: usize = 1 << 20;
+    for arrangement in Arrangement::ALL {
+        bounded("a rank leaves a scatter", move || {
+            let config = |rank| {
+                arrangement.config(rank).with(|config| {
+                    config.algorithms = "scatter:direct".to_owned();
+                    config.timeout = Duration::from_secs(20);
+                })
+            };
+            let results = Cluster::with_configs(4, config, |comm| match comm.rank() {
+                1 => Ok(()),
+                3 => comm.scatter(&vec![1_u32; 4 * ELEMENTS], &mut vec![0; ELEMENTS], 3),
+                _ => comm.scatter(&[], &mut vec![0_u32; ELEMENTS], 3),
+            });
+            let results = results.expect("they join");
+            let is_right = |error: &Error| matches!(error, Error::PeerLost { peer: 1, .. });
+            assert!(results[3].as_ref().is_err_and(is_right), "{arrangement:?}: {:?}", results[3]);
+            assert!(results.iter().all(|result| result.as_ref().err().is_none_or(is_right)), "{results:?}");
+        });
+    }
+}

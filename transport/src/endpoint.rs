@@ -383,6 +383,11 @@ pub trait Endpoint: Send + std::fmt::Debug {
         false
     }
 
+    /// Returns whether a message to `peer` may be outstanding. Never blocks and makes no progress.
+    fn is_sending(&self, _peer: u32) -> bool {
+        true
+    }
+
     /// Returns whether the data that this rank has sent to `peer` is being retransmitted without any acknowledgement.
     /// The peer's kernel acknowledges even while its process is stopped, so the network between the two is cut. For
     /// error texts only, since networks heal. Never blocks and makes no progress.

@@ -97,6 +97,11 @@ impl Links {
         self.at(peer).is_some_and(|endpoint| endpoint.is_hearing(peer))
     }
 
+    /// See [`Endpoint::is_sending`].
+    pub(crate) fn is_sending(&self, peer: u32) -> bool {
+        self.at(peer).is_some_and(|endpoint| endpoint.is_sending(peer))
+    }
+
     /// See [`Endpoint::is_unheard`].
     pub(crate) fn is_unheard(&self, peer: u32) -> bool {
         self.at(peer).is_some_and(|endpoint| endpoint.is_unheard(peer))

@@ -226,6 +226,10 @@ impl Endpoint for Sabotaged {
         self.inner.is_hearing(peer)
     }
 
+    fn is_sending(&self, peer: u32) -> bool {
+        self.inner.is_sending(peer)
+    }
+
     fn is_unheard(&self, peer: u32) -> bool {
         self.inner.is_unheard(peer)
     }

@@ -410,6 +410,11 @@ impl Endpoint for RdmaEndpoint {
         }
     }
 
+    fn is_sending(&self, peer: u32) -> bool {
+        let channels = self.peers.get(peer as usize).into_iter().flat_map(|peer| &peer.channels);
+        channels.flatten().any(|channel| !channel.sends.is_empty())
+    }
+
     fn is_flushed(&self) -> bool {
         // The next polls find out the rest.
         self.flush_wanted.store(true, Ordering::Relaxed);

@@ -535,6 +535,11 @@ impl Endpoint for ShmEndpoint {
         }
     }
 
+    fn is_sending(&self, peer: u32) -> bool {
+        let lanes = self.peers.get(peer as usize).map_or(&[][..], |peer| &peer.send_lanes);
+        lanes.iter().any(|id| self.send_lanes.get(*id as usize).is_some_and(|lane| !lane.is_idle()))
+    }
+
     fn is_flushed(&self) -> bool {
         // Bytes in a delivered segment stay readable for the peer after this endpoint is dropped.
         self.undelivered.is_empty() && self.send_lanes.iter().all(SendLane::is_idle)

@@ -452,6 +452,10 @@ impl Endpoint for TcpEndpoint {
         })
     }
 
+    fn is_sending(&self, peer: u32) -> bool {
+        self.links_to(peer).any(|link| !link.outbound.queue.is_empty())
+    }
+
     fn is_unheard(&self, peer: u32) -> bool {
         self.links_to(peer).any(|link| match &link.state {
             State::Open(socket) => {

@@ -16,8 +16,9 @@ impl Operation {
                 if lane.receiving {
                     peers.extend(steps.get(at).and_then(|step| source(&step.action)));
                 }
-                // The latest sends are the likeliest to be stuck; naming all sends would name all ranks.
+                // Sends to several ranks end in any order. Of those to one rank, the latest are the likeliest to be stuck.
                 let sends = steps[..at].iter().rev().filter_map(|step| destination(&step.action));
+                let sends = sends.filter(|peer| links.is_sending(*peer));
                 peers.extend(sends.take(lane.sends_pending as usize));
             }
         }
