@@ -10,7 +10,7 @@ fn random_programs() {
     };
     let from = number("KOLO_TEST_PROGRAMS_FROM", 1);
     for seed in from..from + number("KOLO_TEST_PROGRAMS", 12) {
-        let program = Program { seed, ..Program::default() };
+        let program = Program { seed, losses: (seed % 2) as u32, ..Program::default() };
         if let Err(error) = run_cluster(&program) {
             panic!("`kolo_program shrink {program}` makes it smaller: {error}");
         }
@@ -19,7 +19,7 @@ fn random_programs() {
 
 #[test]
 fn programs_are_read_as_they_are_written() {
-    for text in ["7", "7,ranks=3,halved=2,steps=0+14,processes", "7,steps="] {
+    for text in ["7", "7,ranks=3,halved=2,steps=0+14,losses=1,processes", "7,steps="] {
         assert_eq!(text.parse::<Program>().map(|program| program.to_string()), Ok(text.to_owned()));
     }
     assert!("7,x=3".parse::<Program>().is_err());

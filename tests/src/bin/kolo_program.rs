@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kolo::Communicator;
-use kolo_tests::processes::Job;
+use kolo_tests::processes::{Job, Process};
 use kolo_tests::programs::{Program, Setup, run_cluster, run_rank};
 
 fn main() {
@@ -46,7 +46,11 @@ fn run_job(program: &Program) -> Result<(), String> {
     let ranks = Setup::of(program).ranks;
     let mut job = Job::start(&own, ranks, ranks, &["rank", &program.to_string()], |_| Vec::new());
     job.wait_at_most(Duration::from_secs(100));
-    let errors: Vec<String> = job.expect_all("@done").into_iter().filter(|text| !text.is_empty()).collect();
+    let end = |rank: &mut Process| match rank.expect_any(&["@done", "@killed"]) {
+        (0, text) => text,
+        _ => String::new(),
+    };
+    let errors: Vec<String> = job.ranks.iter_mut().map(end).filter(|text| !text.is_empty()).collect();
     if errors.is_empty() { Ok(()) } else { Err(errors.join("\n  ")) }
 }
 
@@ -71,7 +75,8 @@ fn failure(program: &Program, show: bool) -> Option<String> {
 
 fn search(from: u64, count: u64) {
     for seed in from..from + count {
-        let program = Program { seed, processes: seed % 5 == 4, ..Program::default() };
+        let losses = [0, 1, 0, 2, 1, 0][seed as usize % 6];
+        let program = Program { seed, losses, processes: seed % 5 == 4, ..Program::default() };
         let begin = Instant::now();
         if let Some(said) = failure(&program, true) {
             println!("FAILED {program} after {:.1?}: {said}", begin.elapsed());
@@ -116,6 +121,7 @@ fn shrink(mut program: Program, tries: u64) {
         }
     }
     while attempt(&mut program, &|program| program.halved += 1) && program.halved < 20 {}
+    while attempt(&mut program, &|program| program.losses = program.losses.saturating_sub(1)) {}
     attempt(&mut program, &|program| program.processes = false);
     println!("{}", failure(&program, true).unwrap_or_else(|| "it passes now".to_owned()));
 }

@@ -326,6 +326,17 @@ impl Prepared {
         Ok(pool)
     }
 
+    /// Ends a call that has failed.
+    ///
+    /// # Errors
+    /// A text that says what is wrong with its memory.
+    pub(super) fn failed(self) -> Result<Remains, String> {
+        match self.spilt() {
+            Some(what) => Err(format!("{what} on rank {} in a failed call: {:?}", self.rank, self.call)),
+            None => Ok(Remains { copies: [0, 1].map(|store| self.stores[store].to_vec()), prepared: self }),
+        }
+    }
+
     fn spilt(&self) -> Option<&'static str> {
         for (at, store) in self.stores.iter().enumerate() {
             let used = [&self.input, &self.output].into_iter().filter(|place| place.store == at);
@@ -379,6 +390,28 @@ impl Prepared {
             at += count * size;
         }
         wrong
+    }
+}
+
+/// The memory of a failed call, and its contents when the call returned.
+#[derive(Debug)]
+pub(super) struct Remains {
+    prepared: Prepared,
+    copies: [Vec<u8>; 2],
+}
+
+impl Remains {
+    /// Checks that the memory has not changed since.
+    ///
+    /// # Errors
+    /// A text that says what is wrong.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let Prepared { stores, rank, call, .. } = &self.prepared;
+        let is_same = |(store, copy): (&Store, &Vec<u8>)| **store == **copy;
+        match stores.iter().zip(&self.copies).all(is_same) {
+            true => Ok(()),
+            false => Err(format!("memory has changed on rank {rank} after a failed call: {call:?}")),
+        }
     }
 }
 

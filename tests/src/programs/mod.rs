@@ -4,20 +4,32 @@
 //! left out, and ranks and lengths reduced, without changing the others: this is how a failing program is shrunk. Every
 //! communicator belongs to one thread at a time, the same on all ranks, and the steps of a thread come in the same
 //! order on all ranks. Waits for started operations come later, in any order. Such programs are free of deadlock.
+//!
+//! A program may lose a rank on its way: one leaves, panics, aborts its communicators, or is killed. Every other rank then
+//! gets right results or errors that name it, and goes on with the communicators of which it is no member. At the end the
+//! ranks that are left shrink, and run another program.
 
+mod calls;
 mod data;
+mod failure;
+mod loss;
+mod memory;
 mod run;
+mod settings;
+mod sharing;
+mod tasks;
 mod traffic;
 mod typed;
+mod windows;
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use kolo::{Cluster, Config, Determinism, ShmStores, TransportKind, Transports};
-use kolo_collectives::Algorithm;
+use kolo::Cluster;
 
 pub use run::run_rank;
+pub use settings::Setup;
 
 use crate::random::Random;
 use crate::watchdog::within;
@@ -47,7 +59,7 @@ pub fn run_cluster(program: &Program) -> Result<(), String> {
     })
 }
 
-/// A program, which is written as `SEED`, `SEED,ranks=3,halved=2,steps=0+4,processes`.
+/// A program, which is written as `SEED`, `SEED,ranks=3,halved=2,steps=0+4,losses=1,processes`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     /// Seed of everything.
@@ -58,8 +70,27 @@ pub struct Program {
     pub halved: u32,
     /// The only steps, instead of all.
     pub steps: Option<Vec<usize>>,
+    /// How many ranks are lost, one after the other. The others then run another program.
+    pub losses: u32,
     /// Whether ranks are processes rather than threads.
     pub processes: bool,
+}
+
+/// Steps of a program of the ranks that are left after a loss.
+const STEPS_AFTER: usize = 12;
+
+impl Program {
+    /// Returns the program of so many ranks that are left after a loss.
+    #[must_use]
+    pub fn next(&self, ranks: u32) -> Self {
+        Self {
+            seed: Random::new(self.seed).number() >> 1,
+            ranks: Some(ranks),
+            steps: Some((0..STEPS_AFTER).collect()),
+            losses: self.losses - 1,
+            ..*self
+        }
+    }
 }
 
 impl fmt::Display for Program {
@@ -72,6 +103,9 @@ impl fmt::Display for Program {
         if let Some(steps) = &self.steps {
             let steps: Vec<String> = steps.iter().map(usize::to_string).collect();
             write!(f, ",steps={}", steps.join("+"))?;
+        }
+        if self.losses > 0 {
+            write!(f, ",losses={}", self.losses)?;
         }
         if self.processes { write!(f, ",processes") } else { Ok(()) }
     }
@@ -88,6 +122,7 @@ impl FromStr for Program {
             match part.split_once('=') {
                 Some(("ranks", value)) => program.ranks = Some(number(value)? as u32),
                 Some(("halved", value)) => program.halved = number(value)? as u32,
+                Some(("losses", value)) => program.losses = number(value)? as u32,
                 Some(("steps", value)) => {
                     let steps = value.split('+').filter(|step| !step.is_empty());
                     program.steps =
@@ -99,111 +134,4 @@ impl FromStr for Program {
         }
         Ok(program)
     }
-}
-
-/// The parts of a program before its steps: ranks, threads, settings and communicators.
-#[derive(Clone, Debug)]
-pub struct Setup {
-    /// Number of ranks.
-    pub ranks: u32,
-    /// Numbers of the steps.
-    pub steps: Vec<usize>,
-    threads: usize,
-    recipes: Vec<Recipe>,
-    arrangement: usize,
-    seed: u64,
-    config: Config,
-}
-
-/// The way in which a communicator is made from an earlier one.
-#[derive(Clone, Copy, Debug)]
-struct Recipe {
-    parent: usize,
-    seed: u64,
-}
-
-impl Setup {
-    /// Draws the setup of a program.
-    #[must_use]
-    pub fn of(program: &Program) -> Self {
-        let mut random = Random::new(program.seed);
-        let ranks = random.pick(&[2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9]);
-        let threads = random.pick(&[1, 1, 2, 3]);
-        let steps = 10 + random.index(40);
-        let recipe = |parent: usize, random: &mut Random| Recipe {
-            parent: random.index(parent + 1),
-            seed: random.number(),
-        };
-        let recipes = (0..random.index(4)).map(|made| recipe(made, &mut random)).collect();
-        let arrangement = random.index(5);
-        let config = Config::default().with(|config| {
-            config.timeout = Duration::from_secs(40);
-            config.silent_after = Duration::from_secs(10);
-            config.network_probe = random.index(8) == 0;
-            // The messages of several threads are in no order, so that some must be buffered.
-            if threads == 1 && random.index(4) == 0 {
-                config.unexpected_bytes = random.pick(&[0, 1000, 20_000]);
-            }
-        });
-        Self {
-            ranks: program.ranks.unwrap_or(ranks),
-            steps: program.steps.clone().unwrap_or_else(|| (0..steps).collect()),
-            threads,
-            recipes,
-            arrangement,
-            seed: program.seed,
-            config: vary(config, &mut random),
-        }
-    }
-
-    /// Returns the settings of a rank.
-    #[must_use]
-    pub fn config(&self, rank: u32) -> Config {
-        let mut own = Random::new(self.seed ^ u64::from(rank + 1) << 32);
-        self.config.clone().with(|config| {
-            match self.arrangement {
-                0 => config.transports = Transports::Only(vec![TransportKind::Shm]),
-                1 => config.transports = Transports::Only(vec![TransportKind::Tcp]),
-                2 => {}
-                // Hosts of unequal numbers of ranks, in no order.
-                3 => config.host_id = Some(format!("host-{}", own.index(3))),
-                _ => config.host_id = Some(format!("host-{}", rank / 2)),
-            }
-        })
-    }
-}
-
-/// Changes settings on which all ranks agree.
-fn vary(mut config: Config, random: &mut Random) -> Config {
-    let seldom = |random: &mut Random| random.index(4) == 0;
-    if seldom(random) {
-        config.determinism = Determinism::Canonical;
-    }
-    if seldom(random) {
-        config.algorithms = random.pick(&Algorithm::ALL).name().to_owned();
-    }
-    if seldom(random) {
-        config.exchange_bytes = Some(random.pick(&[0, 0, 2048, 100_000]));
-    }
-    if seldom(random) {
-        config.segment_bytes = Some(random.pick(&[4096, 10_000, 65_536, 1 << 20]));
-        config.window = Some(random.pick(&[1, 2, 3, 8]));
-    }
-    if seldom(random) {
-        config.one_shot_bytes = Some(random.pick(&[0, 1000, 1 << 20]));
-    }
-    if random.index(2) == 0 {
-        config.symmetric_bytes = Some(random.pick(&[0, 0, 10_000]));
-    }
-    if seldom(random) {
-        config.shm_stores = random.pick(&[ShmStores::Ordinary, ShmStores::Streaming]);
-        config.shm_single_copy = random.index(2) == 0;
-    }
-    if seldom(random) {
-        config.socket_streams = Some(random.pick(&[1, 2, 3, 8]));
-    }
-    if seldom(random) {
-        config.spin = Some(Duration::from_micros(random.pick(&[0, 50])));
-    }
-    config
 }

@@ -4,13 +4,16 @@
 //! receive whose other end belongs to a later round is started; the others may block. Such a program cannot deadlock.
 
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kolo::internal::verify::{count_wrong_bytes, fill_bytes};
 use kolo::{Communicator, DataType, RawMessage, Work};
 
+use super::calls::{Finish, delay, wait};
 use super::data::length;
-use super::run::{Finish, delay, wait};
+use super::failure::Result;
 use crate::random::Random;
 
 /// The tag whose messages are received from any source. They all have the same length.
@@ -25,6 +28,15 @@ struct Message {
     bytes: usize,
     sent: usize,
     received: usize,
+}
+
+/// Limits of the messages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Whether few may be buffered, so that they are received in the order in which they are sent.
+    pub(super) buffers_few: bool,
+    /// Whether some are received from any source.
+    pub(super) has_any: bool,
 }
 
 /// Messages among the ranks of a communicator.
@@ -58,10 +70,11 @@ struct End {
 }
 
 impl Traffic {
-    /// Draws the messages. If few may be buffered, they are received in the order in which they are sent.
+    /// Draws the messages.
     pub(super) fn draw(
         random: &mut Random,
-        (ranks, buffers_few): (usize, bool),
+        ranks: usize,
+        Limits { buffers_few, has_any }: Limits,
         halved: u32,
         first_tag: u32,
     ) -> Self {
@@ -71,7 +84,7 @@ impl Traffic {
         let any_length = length(random, 1, halved).min(if is_flood { 9000 } else { 1 << 20 });
         let mut messages: Vec<Message> = (0..number)
             .map(|_| {
-                let tag = random.index(if buffers_few { 3 } else { 4 }) as u32;
+                let tag = random.index(if has_any { 4 } else { 3 }) as u32;
                 let data_type = if tag == ANY { DataType::U8 } else { random.pick(&DataType::ALL) };
                 let most = if is_flood { 8000 } else { 1 << 20 };
                 let count = length(random, data_type.size(), halved).min(most);
@@ -121,7 +134,7 @@ impl Traffic {
         count_wrong_bytes(self.seed ^ message as u64, self.messages[message].from, 0, bytes) == 0
     }
 
-    fn check(&self, body: &Body) -> Result<(), String> {
+    fn check(&self, body: &Body) -> Result {
         let Body { message, .. } = body;
         if self.is_right(*message, body.bytes()) {
             return Ok(());
@@ -129,14 +142,15 @@ impl Traffic {
         let other = (0..self.messages.len()).find(|other| {
             self.messages[*other].bytes == body.bytes().len() && self.is_right(*other, body.bytes())
         });
-        Err(format!("message {message} is wrong (it is {other:?}): {:?}", self.messages[*message]))
+        let text = format!("message {message} is wrong (it is {other:?}): {:?}", self.messages[*message]);
+        Err(text.into())
     }
 
     /// Sends and receives this rank's messages; returns what remains to be waited for.
     ///
     /// # Errors
     /// A text that says what is wrong.
-    pub(super) fn run(self: Arc<Self>, comm: &Communicator, own: &mut Random) -> Result<Vec<Finish>, String> {
+    pub(super) fn run(self: Arc<Self>, comm: &Communicator, own: &mut Random) -> Result<Vec<Finish>> {
         let rank = comm.rank();
         let mut later: Vec<Finish> = Vec::new();
         // Results of receives from any source: by the position among them, the source and the message.
@@ -171,7 +185,7 @@ impl Traffic {
             }
         }
         while !works.is_empty() {
-            let (body, source) = works.swap_remove(own.index(works.len())).wait().map_err(text)?;
+            let (body, source) = works.swap_remove(own.index(works.len())).wait()?;
             anys.insert(body.message, (source, body));
         }
         self.check_anys(rank, &anys)?;
@@ -186,27 +200,27 @@ impl Traffic {
         own: &mut Random,
         later: &mut Vec<Finish>,
         anys: &mut Vec<Work<(Body, u32)>>,
-    ) -> Result<(), String> {
+    ) -> Result {
         let mut body = self.body(end, own);
         let raw = self.raw(&mut body);
         let Message { from, to, .. } = self.messages[end.message];
         if end.is_send {
             // SAFETY: the body owns the memory, and nobody touches it.
-            let work = unsafe { comm.send_raw_keeping(&raw, to, body) }.map_err(text)?;
-            later.push(Box::new(move |own: &mut Random| wait(work, own).map_err(text).map(drop)));
+            let work = unsafe { comm.send_raw_keeping(&raw, to, body) }?;
+            later.push(Box::new(move |own: &mut Random| Ok(wait(work, own).map(drop)?)));
             return Ok(());
         }
         let source = (!self.is_any(end)).then_some(from);
         // SAFETY: as above.
-        let work = unsafe { comm.recv_raw_keeping(&raw, source, body) }.map_err(text)?;
+        let work = unsafe { comm.recv_raw_keeping(&raw, source, body) }?;
         if source.is_none() {
             anys.push(work);
             return Ok(());
         }
         let traffic = Arc::clone(self);
-        later.push(Box::new(move |own: &mut Random| match wait(work, own).map_err(text)? {
+        later.push(Box::new(move |own: &mut Random| match wait(work, own)? {
             Some((body, source)) if source == from => traffic.check(&body),
-            Some((_, source)) => Err(format!("from {source} instead of {from}")),
+            Some((_, source)) => Err(format!("from {source} instead of {from}").into()),
             None => Ok(()),
         }));
         Ok(())
@@ -231,37 +245,36 @@ impl Traffic {
         sends.chain(receives.map(|(message, _)| End { message, is_send: false })).collect()
     }
 
-    fn probed(&self, comm: &Communicator, end: End, own: &mut Random) -> Result<(u32, Body), String> {
+    fn probed(&self, comm: &Communicator, end: End, own: &mut Random) -> Result<(u32, Body)> {
         let Message { from, tag, data_type, bytes, .. } = self.messages[end.message];
         let tag = self.first_tag + tag;
         let from = (!self.is_any(end)).then_some(from);
         let found = if own.index(2) == 0 {
-            comm.probe(from, tag..=tag).map_err(text)?
+            comm.probe(from, tag..=tag)?
         } else {
+            // Looks for a message do not end when its sender has left.
+            let until = Instant::now() + Duration::from_secs(2);
             loop {
-                if let Some(found) = comm.probe_now(from, tag..=tag).map_err(text)? {
-                    break found;
+                match comm.probe_now(from, tag..=tag)? {
+                    Some(found) => break found,
+                    None if Instant::now() < until => std::thread::yield_now(),
+                    None => break comm.probe(from, tag..=tag)?,
                 }
-                std::thread::yield_now();
             }
         };
         if (found.tag, found.bytes, found.data_type) != (tag, bytes, Some(data_type)) {
-            return Err(format!("a probe found {found:?}, not {:?}", self.messages[end.message]));
+            let wanted = self.messages[end.message];
+            return Err(format!("a probe found {found:?}, not {wanted:?}").into());
         }
         let mut body = self.body(end, own);
         let raw = self.raw(&mut body);
         // SAFETY: the body outlives the batch, and is not touched.
-        unsafe { comm.batch().recv_message(raw, found.source) }.run().map_err(text)?;
+        unsafe { comm.batch().recv_message(raw, found.source) }.run()?;
         Ok((found.source, body))
     }
 
     /// Runs the sends and receives of a round together; returns the messages from any source.
-    fn together(
-        &self,
-        comm: &Communicator,
-        ends: &[End],
-        own: &mut Random,
-    ) -> Result<Vec<(u32, Body)>, String> {
+    fn together(&self, comm: &Communicator, ends: &[End], own: &mut Random) -> Result<Vec<(u32, Body)>> {
         let mut bodies: Vec<Body> = ends.iter().map(|end| self.body(*end, own)).collect();
         let mut sources = vec![0; ends.len()];
         let mut batch = comm.batch();
@@ -279,7 +292,7 @@ impl Traffic {
                 }
             };
         }
-        batch.run().map_err(text)?;
+        batch.run()?;
         let mut anys = Vec::new();
         for ((end, body), source) in ends.iter().zip(bodies).zip(sources) {
             if self.is_any(*end) {
@@ -296,28 +309,29 @@ impl Traffic {
         comm: &Communicator,
         ends: &[End],
         own: &mut Random,
-    ) -> Result<Finish, String> {
-        let mut bodies: Vec<Body> = ends.iter().map(|end| self.body(*end, own)).collect();
+    ) -> Result<Finish> {
+        let bodies: Vec<Body> = ends.iter().map(|end| self.body(*end, own)).collect();
+        let mut bodies = ManuallyDrop::new(bodies);
         let mut batch = comm.batch();
-        for (end, body) in ends.iter().zip(&mut bodies) {
+        for (end, body) in ends.iter().zip(bodies.iter_mut()) {
             let Message { from, to, .. } = self.messages[end.message];
             let raw = self.raw(body);
-            // SAFETY: the work below keeps the bodies, and a failing program leaks it.
+            // SAFETY: the bodies stay until the wait below; they are leaked if it does not come.
             batch = unsafe {
                 if end.is_send { batch.send_message(raw, to) } else { batch.recv_message(raw, from) }
             };
         }
         // SAFETY: as above.
-        let work = unsafe { batch.start() }.map_err(text)?;
+        let work = unsafe { batch.start() }?;
         let traffic = Arc::clone(self);
         Ok(Box::new(move |_: &mut Random| {
-            work.wait().map_err(text)?;
-            bodies.iter().try_for_each(|body| traffic.check(body))
+            work.wait()?;
+            ManuallyDrop::into_inner(bodies).iter().try_for_each(|body| traffic.check(body))
         }))
     }
 
     /// Checks that the messages of each source have come in order.
-    fn check_anys(&self, rank: u32, anys: &BTreeMap<usize, (u32, Body)>) -> Result<(), String> {
+    fn check_anys(&self, rank: u32, anys: &BTreeMap<usize, (u32, Body)>) -> Result {
         let mut streams = BTreeMap::<u32, Vec<usize>>::new();
         for (at, message) in self.messages.iter().enumerate().rev() {
             if (message.to, message.tag) == (rank, ANY) {
@@ -327,13 +341,10 @@ impl Traffic {
         for (source, body) in anys.values() {
             let next = streams.get_mut(source).and_then(Vec::pop);
             if !next.is_some_and(|next| self.is_right(next, body.bytes())) {
-                return Err(format!("from any source: the message from {source} is not its next, {next:?}"));
+                let text = format!("from any source: the message from {source} is not its next, {next:?}");
+                return Err(text.into());
             }
         }
         Ok(())
     }
-}
-
-fn text(error: kolo::Error) -> String {
-    error.to_string()
 }

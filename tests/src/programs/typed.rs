@@ -2,8 +2,9 @@
 
 use kolo::{Communicator, ReduceOp, Result, Scope};
 
+use super::calls::{Finish, delay, wait};
 use super::data::length;
-use super::run::{Finish, delay, wait};
+use super::failure;
 use crate::random::Random;
 
 /// A call of one rank: its kind, its elements for each rank, and its buffers.
@@ -83,13 +84,11 @@ impl Typed {
             6 => comm.all_gather_start(input),
             _ => {
                 let work = comm.barrier_start()?;
-                return Ok(Box::new(move |own: &mut Random| {
-                    wait(work, own).map(drop).map_err(|error| error.to_string())
-                }));
+                return Ok(Box::new(move |own: &mut Random| Ok(wait(work, own).map(drop)?)));
             }
         }?;
         Ok(Box::new(move |own: &mut Random| {
-            if let Some(output) = wait(work, own).map_err(|error| error.to_string())? {
+            if let Some(output) = wait(work, own)? {
                 self.output = output;
                 self.check(rank, ranks)?;
             }
@@ -97,7 +96,7 @@ impl Typed {
         }))
     }
 
-    fn check(&self, rank: usize, ranks: u32) -> std::result::Result<(), String> {
+    fn check(&self, rank: usize, ranks: u32) -> failure::Result {
         let (number, count, all) = (self.number, self.count, ranks as usize);
         let wanted: Vec<i64> = match self.kind {
             0 => sums(number, all, 0..count).collect(),
@@ -113,7 +112,9 @@ impl Typed {
             return Ok(());
         }
         let wrong = self.output.iter().zip(&wanted).filter(|(a, b)| a != b).count();
-        Err(format!("typed call {}, {count} elements, number {}: {wrong} wrong", self.kind, number >> 20))
+        let text =
+            format!("typed call {}, {count} elements, number {}: {wrong} wrong", self.kind, number >> 20);
+        Err(text.into())
     }
 }
 
@@ -123,13 +124,12 @@ pub(super) fn typed(
     common: &mut Random,
     own: &mut Random,
     (halved, tag): (u32, u32),
-) -> std::result::Result<Vec<Finish>, String> {
-    let text = |error: kolo::Error| error.to_string();
+) -> failure::Result<Vec<Finish>> {
     let mut calls: Vec<Typed> =
         (0..1 + common.index(8)).map(|number| Typed::draw(common, comm, halved, number as i64)).collect();
     if common.index(2) == 0 {
         let owned = calls.into_iter().filter(|call| call.kind != 3);
-        return owned.map(|call| call.start_owned(comm).map_err(text)).collect();
+        return owned.map(|call| Ok(call.start_owned(comm)?)).collect();
     }
     let has_barrier = common.index(2) == 0;
     let result = comm.scope(|scope| {
@@ -139,6 +139,6 @@ pub(super) fn typed(
         }
         if has_barrier { comm.barrier() } else { Ok(()) }
     });
-    result.map_err(text)?;
+    result?;
     calls.iter().try_for_each(|call| call.check(comm.rank() as usize, comm.world_size())).map(|()| Vec::new())
 }
