@@ -50,6 +50,9 @@ int main(int argc, char **argv) {
     code = MPI_Send(&one, 1, MPI_INT, size - 1, 0, MPI_COMM_WORLD);
     CHECK(is_loss(code) && is_loss(MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD)));
   }
+  /* A revoke also ends the communicators split off. Rank 0 hears first that the others are done with theirs. */
+  if (place > 0) CHECK(!MPI_Send(&one, 1, MPI_INT, 0, 5, alive));
+  for (int from = 1; place == 0 && from < left; from++) CHECK(!MPI_Recv(&got, 1, MPI_INT, from, 5, alive, MPI_STATUS_IGNORE));
   /* A rank that only polls learns of a revoke too. */
   flag = code = 0;
   if (place == 0) CHECK(!MPIX_Comm_revoke(alive));
