@@ -84,6 +84,10 @@ const BUNDLE_BYTES: f64 = 65_000.0;
 /// Factor on the time of bytes that go to another host in each round, instead of always to the same one.
 const UNSTEADY: f64 = 2.2;
 
+/// As [`UNSTEADY`], on long ways, for bytes that one rank sends to all others or receives from them: its connections are
+/// in use in every call. See docs/measurements.md, "Long paths".
+const UNSTEADY_FAN: f64 = 1.5;
+
 /// Extra time of bytes from several senders at once, for each sender beyond the first.
 const INCAST: f64 = 0.25;
 
@@ -184,6 +188,11 @@ impl Model {
             return 1.0;
         }
         if senders > 1.0 { 1.0 + INCAST * (senders.min(f64::from(hosts - 1)) - 1.0) } else { UNSTEADY }
+    }
+
+    /// As [`Self::unsteadiness`], for one rank that sends to all others, or receives from them.
+    pub(crate) fn fan_unsteadiness(&self, hosts: u32, bytes: f64) -> f64 {
+        if self.has_long_ways() { UNSTEADY_FAN } else { self.unsteadiness(hosts, 1.0, bytes) }
     }
 
     /// Returns the factor on the time of whole vectors of `bytes` bytes that pairs of hosts exchange, other pairs in every

@@ -83,9 +83,9 @@ impl Policy {
         policy
     }
 
-    /// Returns the policy where ranks also wait for other hosts. A wait for the network lasts longer than the turns of other
-    /// ranks, and a rank that sleeps must be woken by the one that talks to the network: with 300 us, calls of 2 hosts x 2
-    /// and x 4 ranks on 2 processors take up to 1.16 times as long as with 2 ms.
+    /// Returns the policy for ranks that also wait for other hosts. Such a wait lasts longer than the turns of other ranks,
+    /// and a rank that sleeps must be woken by the one that talks to the network: see docs/measurements.md, "Hosts that
+    /// share processors".
     #[must_use]
     pub fn for_network(self) -> Self {
         Self { yield_until: self.yield_until.max(Self::OWN_PROCESSOR.yield_until), ..self }

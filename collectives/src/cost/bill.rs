@@ -79,10 +79,6 @@ pub(crate) struct Bill {
     pub(crate) busy: Busy,
 }
 
-/// Factor on the time of the bytes that one rank sends to all others, or receives from them, on a long way: it always sends
-/// to the same hosts. See docs/measurements.md, "Long paths".
-const FANNED: f64 = 1.5;
-
 impl Bill {
     pub(super) fn new(task: &Task, model: &Model, inbound: f64) -> Self {
         let mut model = *model;
@@ -186,7 +182,7 @@ impl Bill {
                 let links = match pattern {
                     Pattern::Neighbours | Pattern::Pipeline => 1.0,
                     Pattern::AllAtOnce(senders) => unsteadiness(senders),
-                    Pattern::Fan if self.model.has_long_ways() => FANNED,
+                    Pattern::Fan => self.model.fan_unsteadiness(hosts, self.inbound),
                     _ => unsteadiness(1.0),
                 };
                 Weight { links, ..Weight::ONE }

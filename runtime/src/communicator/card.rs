@@ -86,13 +86,19 @@ pub(super) fn policy(hosts: &[u32], cards: &[Card], config: &Config) -> Policy {
     Policy { short_slices: config.short_slices, ..policy }
 }
 
+/// Returns the number of hosts whose ranks run on each set of processors.
+fn hosts_by_processors(hosts: &[u32], cards: &[Card]) -> BTreeMap<u64, usize> {
+    let mut pools: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
+    for (host, card) in hosts.iter().zip(cards) {
+        pools.entry(card.affinity).or_default().insert(*host);
+    }
+    pools.into_iter().map(|(processors, hosts)| (processors, hosts.len())).collect()
+}
+
 /// Returns whether ranks of more hosts than processors share the processors.
 fn outnumber_processors(hosts: &[u32], cards: &[Card]) -> bool {
-    let mut pools: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
-    hosts.iter().zip(cards).for_each(|(host, card)| {
-        pools.entry(card.affinity).or_default().insert(*host);
-    });
-    cards.iter().any(|card| pools[&card.affinity].len() > card.processors as usize)
+    let counts = hosts_by_processors(hosts, cards);
+    cards.iter().any(|card| counts[&card.affinity] > card.processors as usize)
 }
 
 /// Returns the processor that this rank comes back to, given the ranks that may run on the same processors.
@@ -186,11 +192,7 @@ pub(super) fn facts(hosts: &[u32], cards: &[Card]) -> Facts {
 
 /// Returns whether ranks of several hosts run on the same processors, because the hosts are containers of one machine.
 fn share_processors(hosts: &[u32], cards: &[Card]) -> bool {
-    let mut host_of = BTreeMap::new();
-    hosts
-        .iter()
-        .zip(cards)
-        .any(|(host, card)| host_of.insert(card.affinity, host).is_some_and(|other| other != host))
+    hosts_by_processors(hosts, cards).values().any(|count| *count > 1)
 }
 
 #[cfg(test)]
@@ -226,6 +228,13 @@ mod tests {
         assert!(share_processors(&[0, 0, 1, 1], &cards(&[(5, 2); 4])));
         assert!(!outnumber_processors(&[0, 0, 1, 1], &cards(&[(5, 2); 4])));
         assert!(outnumber_processors(&[0, 1, 2], &cards(&[(5, 2); 3])));
+        let yields_until = |hosts: &[u32]| {
+            let config = Config::from_lookup(&|_| None).unwrap();
+            policy(hosts, &cards(&vec![(5, 2); hosts.len()]), &config).yield_until
+        };
+        assert_eq!(yields_until(&[0, 0, 1, 1]), Policy::OWN_PROCESSOR.yield_until);
+        assert_eq!(yields_until(&[0; 4]), Policy::OVERSUBSCRIBED.yield_until);
+        assert_eq!(yields_until(&[0, 1, 2, 3]), Policy::OVERSUBSCRIBED.yield_until);
         assert!(!outnumber_processors(&[0, 1, 2], &cards(&[(5, 2), (6, 2), (5, 2)])));
         let sharers = |hosts: &[u32], pools: &[(u64, u32)]| place_among(0, hosts, &cards(pools)).1;
         assert_eq!(sharers(&[0, 0, 1, 1], &[(5, 2); 4]), Sharers { ranks: 4, hosts: 2 });
