@@ -156,7 +156,7 @@ impl Communicator {
         let (world, ancestors) = (Arc::clone(&shared.world), shared.membership.ancestors_of_children());
         let child = Self::make(Making { world, id, members, rank, config, deadline, ancestors });
         let is_given_up = || shared.membership.abort_flag().is_given_up();
-        // One that has ended with this communicator before it was made is of no use.
+        // A child that has failed with this communicator, while it was made, is of no use.
         let child = child.and_then(|child| match child.error() {
             Some(error) if is_given_up() && child.is_aborted() => {
                 drive::give_up_after(&child.shared, &error);
@@ -168,7 +168,7 @@ impl Communicator {
             if !error.is_fatal() {
                 return error;
             }
-            // If a member has given this communicator up, the other one has failed for the same cause.
+            // If a member has given this communicator up, the child has failed for the same cause.
             let own = is_given_up().then(|| drive::known_error(shared, Waited::Other("group"))).flatten();
             let error = own.unwrap_or_else(|| renumbered(error, self.rank(), ranks));
             drive::give_up_after(shared, &error);
