@@ -14,7 +14,7 @@ use kolo::internal::reduce::{Isa, kernel_for};
 use kolo::{Cluster, Communicator, Config, DataType, ReduceOp, TransportKind, Transports};
 use kolo_collectives::model::Model;
 use kolo_collectives::plan::Collective;
-use kolo_collectives::select::{Order, select};
+use kolo_collectives::select::Request;
 use kolo_collectives::task::Task;
 
 /// Variable that names the case for a program under valgrind to run.
@@ -30,7 +30,7 @@ const CASES: [(&str, fn()); 8] = [
     ("all_reduce/8/started/1 rank", || alone(started)),
     ("select/all_reduce/64 ranks", || {
         let task = Task::new(Collective::AllReduce, 64).in_place();
-        repeat(|| drop(black_box(select(&task, 1 << 20, 4, false, Order::Any, &Model::TCP, None))));
+        repeat(|| drop(black_box(Request::new(&task, 1 << 20, 4).select(&Model::TCP))));
     }),
     ("kernel/sum/f32/1 element", || kernel(DataType::F32, 1)),
     ("kernel/sum/f32/1024 elements", || kernel(DataType::F32, 1024)),

@@ -13,7 +13,7 @@ use kolo_collectives::generator::Algorithm;
 use kolo_collectives::layout::{Layout, Shape};
 use kolo_collectives::model::Model;
 use kolo_collectives::plan::{Collective, Plan};
-use kolo_collectives::select::{Order, select};
+use kolo_collectives::select::Request;
 use kolo_collectives::task::Task;
 
 /// Segments of a call whose steps are measured.
@@ -25,7 +25,7 @@ fn planning(c: &mut Criterion) {
     for ranks in [8, 64] {
         let task = Task::new(Collective::AllReduce, ranks).in_place();
         group.bench_function(BenchmarkId::new("select", ranks), |bencher| {
-            bencher.iter(|| select(black_box(&task), 1 << 20, 4, false, Order::Any, &Model::TCP, None));
+            bencher.iter(|| Request::new(black_box(&task), 1 << 20, 4).select(&Model::TCP));
         });
         group.bench_function(BenchmarkId::new("plan", ranks), |bencher| {
             bencher.iter(|| Algorithm::Ring.plan(black_box(&task), 1));
@@ -65,8 +65,7 @@ fn steps(c: &mut Criterion) {
     let (input, mut output) = (vec![1.0_f64; SEGMENTS], vec![0.0_f64; SEGMENTS]);
     // The algorithm does not matter with one rank: it copies its block.
     let task = Task::new(Collective::AllGather, 1);
-    let plan =
-        select(&task, 8, 8, false, Order::Any, &Model::TCP, None).expect("some can").algorithm.plan(&task, 0);
+    let plan = Request::new(&task, 8, 8).select(&Model::TCP).expect("some can").algorithm.plan(&task, 0);
     group.throughput(Throughput::Elements(steps_of(&plan)));
     group.bench_function("copy/8", |bencher| {
         bencher.iter(|| alone.all_gather(&input, &mut output).expect("nobody else"));

@@ -21,11 +21,11 @@
 //! use kolo_collectives::layout::Shape;
 //! use kolo_collectives::model::Model;
 //! use kolo_collectives::plan::Collective;
-//! use kolo_collectives::select::{Order, select};
+//! use kolo_collectives::select::Request;
 //! use kolo_collectives::Task;
 //!
 //! let task = Task::new(Collective::AllReduce, 6);
-//! let choice = select(&task, 4096, 4, false, Order::Any, &Model::TCP, None)?;
+//! let choice = Request::new(&task, 4096, 4).select(&Model::TCP)?;
 //! let task = task.with_params(choice.params);
 //! let plans: Vec<_> = (0..6).map(|rank| choice.algorithm.plan(&task, rank)).collect();
 //! println!("{} because: {}\n{}", choice.algorithm, choice.reason, plans[0]);

@@ -142,28 +142,63 @@ fn shortest_segment(collective: Collective) -> u64 {
 /// Limit on the scratch of all segments in flight. Scratch memory must not grow with messages or ranks.
 const SCRATCH_BYTES: f64 = (16 << 20) as f64;
 
-/// Chooses an algorithm for `bytes` bytes: of the vector, or of the longest block where the collective has a block per
-/// rank (0 if not all ranks know that). `irregular` says that blocks differ in length.
-///
-/// # Errors
-/// If `force` cannot serve the task, or no algorithm can.
-pub fn select(
-    task: &Task,
+/// A call that needs an algorithm.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    task: &'a Task,
     bytes: u64,
-    element_size: usize,
+    element_size: u64,
     irregular: bool,
     order: Order,
-    model: &Model,
     force: Option<Algorithm>,
-) -> Result<Choice, SelectError> {
-    let bytes = if task.collective == Collective::Barrier { 0 } else { bytes };
+}
+
+impl<'a> Request<'a> {
+    /// Describes a call for `bytes` bytes: of the vector, or of the longest block where the collective has a block per
+    /// rank (0 if not all ranks know that).
+    #[must_use]
+    pub fn new(task: &'a Task, bytes: u64, element_size: usize) -> Self {
+        let bytes = if task.collective == Collective::Barrier { 0 } else { bytes };
+        let element_size = element_size.max(1) as u64;
+        Self { task, bytes, element_size, irregular: false, order: Order::Any, force: None }
+    }
+
+    /// Sets whether blocks differ in length.
+    #[must_use]
+    pub const fn irregular(self, irregular: bool) -> Self {
+        Self { irregular, ..self }
+    }
+
+    /// Sets the order of reduction.
+    #[must_use]
+    pub const fn ordered(self, order: Order) -> Self {
+        Self { order, ..self }
+    }
+
+    /// Requests an algorithm; `None` requests the cheapest that can serve the call.
+    #[must_use]
+    pub fn forced(self, algorithm: impl Into<Option<Algorithm>>) -> Self {
+        Self { force: algorithm.into(), ..self }
+    }
+
+    /// Chooses an algorithm.
+    ///
+    /// # Errors
+    /// If the requested algorithm cannot serve the call, or none can.
+    pub fn select(&self, model: &Model) -> Result<Choice, SelectError> {
+        select(self, model)
+    }
+}
+
+fn select(request: &Request<'_>, model: &Model) -> Result<Choice, SelectError> {
+    let Request { task, bytes, element_size, irregular, order, force } = *request;
     let model = &model.with_footprint(footprint_bytes(task, bytes));
     let mut candidates: Vec<(f64, Algorithm, Params, Flow)> = Vec::new();
     let mut unfit: Vec<(Algorithm, String)> = Vec::new();
     for algorithm in Algorithm::ALL {
         match may_serve(algorithm, task, irregular, order) {
             Ok(()) => {
-                let (cost, params, flow) = tune(algorithm, task, bytes, element_size.max(1), model);
+                let (cost, params, flow) = tune(algorithm, task, bytes, element_size, model);
                 candidates.push((cost, algorithm, params, flow));
             }
             Err(reason) => unfit.push((algorithm, reason)),
@@ -244,12 +279,12 @@ fn tune(
     algorithm: Algorithm,
     task: &Task,
     bytes: u64,
-    element_size: usize,
+    element_size: u64,
     model: &Model,
 ) -> (f64, Params, Flow) {
     let mut best: Option<(f64, Params, Flow)> = None;
     for window in windows(algorithm, task, model) {
-        for segment_bytes in segment_sizes(algorithm, task, bytes, element_size as u64, window, model) {
+        for segment_bytes in segment_sizes(algorithm, task, bytes, element_size, window, model) {
             let parts = algorithm.generator().parts(task, segment_bytes.min(bytes), model);
             for width in widths(algorithm, task, model) {
                 let params = Params { parts, width, ..task.params };

@@ -6,12 +6,12 @@ use common::COLLECTIVES;
 use kolo_collectives::model::Model;
 use kolo_collectives::plan::{Action, Blocks, Channel, Collective, Cut, Like, Placement, Space, Step};
 use kolo_collectives::plan_set::{PlanFile, PlanSet, Program, Serves, SharedMemory, VERSION};
-use kolo_collectives::select::{Order, select};
+use kolo_collectives::select::Request;
 use kolo_collectives::stage::{Members, Payload, Run};
 use kolo_collectives::{Algorithm, Task};
 
 fn file(task: &Task, algorithm: Algorithm) -> PlanFile {
-    let choice = select(task, 1 << 20, 4, false, Order::Any, &Model::TCP, Some(algorithm)).expect("it can");
+    let choice = Request::new(task, 1 << 20, 4).forced(algorithm).select(&Model::TCP).expect("it can");
     PlanSet::of_choice(task, &choice, 0, u64::MAX).expect("right").to_file()
 }
 

@@ -7,7 +7,7 @@ use kolo_collectives::cost::{Flow, seconds};
 use kolo_collectives::layout::{Layout, Shape};
 use kolo_collectives::model::{LinkClass, Model};
 use kolo_collectives::plan::{Collective, Cut, Plan};
-use kolo_collectives::select::{Choice, Order, SelectError, select};
+use kolo_collectives::select::{Choice, Order, Request, SelectError};
 use kolo_collectives::simulate::{Cluster, simulate};
 use kolo_collectives::stage::PAYLOAD_BYTES_MAX;
 use kolo_collectives::window::Symmetric;
@@ -88,7 +88,7 @@ fn closed_forms_agree_with_the_simulator() {
 }
 
 fn choose(task: &Task, bytes: u64, order: Order) -> Choice {
-    select(task, bytes, 4, false, order, &Model::TCP, None).expect("something can")
+    Request::new(task, bytes, 4).ordered(order).select(&Model::TCP).expect("something can")
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn hosts_of_unequal_size_keep_long_vectors_within_hosts() {
         let hosts = hosts(ranks);
         let task = Task::new(Collective::AllReduce, hosts.len() as u32).with_hosts(hosts).with_stages();
         for bytes in [64 << 10, 256 << 10, 2 << 20, 16 << 20] {
-            let choice = select(&task, bytes, 4, false, Order::Any, &model, None).expect("a choice");
+            let choice = Request::new(&task, bytes, 4).select(&model).expect("a choice");
             // By halving and along trees, several ranks of the largest host send most of the vector to other hosts.
             assert!(
                 matches!(choice.algorithm, Algorithm::HierarchicalStaged | Algorithm::Ring),
@@ -152,7 +152,7 @@ fn channels_decide() {
     let task = Task::new(Collective::AllReduce, 128).with_hosts((0..128).collect::<Vec<u32>>());
     let model = Model { inter: LinkClass { latency_seconds: 10e-3, ..Model::TCP.inter }, ..Model::TCP };
     let choose = |channels, force| {
-        select(&task.clone().with_channels(channels), 256 << 20, 4, false, Order::Any, &model, force)
+        Request::new(&task.clone().with_channels(channels), 256 << 20, 4).forced(force).select(&model)
     };
     let with = |channels| choose(channels, None).expect("some can");
     assert_eq!((with(8).algorithm, with(8).window), (A::Tree, 4), "{}", with(8).reason);
@@ -208,8 +208,10 @@ fn every_task_has_a_choice_and_every_algorithm_a_place() {
             for irregular in [false, true] {
                 for bytes in [0, 1, 1000, 1 << 20, 1 << 34] {
                     let task = Task::new(collective, p);
-                    let choice =
-                        select(&task, bytes, 8, irregular, Order::Any, &Model::RDMA, None).expect("a choice");
+                    let choice = Request::new(&task, bytes, 8)
+                        .irregular(irregular)
+                        .select(&Model::RDMA)
+                        .expect("a choice");
                     assert!(!irregular || choice.algorithm.serves_irregular(collective));
                     assert_eq!(choice.losers.len() + 1, Algorithm::ALL.len());
                     assert!(choice.cost_seconds.is_finite() && choice.cost_seconds >= 0.0);
@@ -251,7 +253,9 @@ fn no_payload_is_longer_than_a_stage_holds() {
                 for bytes in [8, 1 << 10, 100_000, 513 << 10, 1_000_000, 16 << 20, 1 << 30] {
                     for element in [1, 16] {
                         let force = Some(algorithm);
-                        let choice = select(&task, bytes, element, false, Order::Any, &Model::TCP, force)
+                        let choice = Request::new(&task, bytes, element)
+                            .forced(force)
+                            .select(&Model::TCP)
                             .expect("it can");
                         assert_eq!(choice.staged_segment_bytes_max.is_some(), staged, "{algorithm}");
                         let Some(longest) = choice.staged_segment_bytes_max else { continue };
@@ -283,9 +287,10 @@ fn blocks_of_very_many_ranks_are_cut_to_what_a_stage_holds() {
                 let task = task_on(collective, &cluster);
                 for algorithm in Algorithm::ALL.into_iter().filter(|a| a.supports(&task).is_ok()) {
                     for bytes in [100, 1 << 20] {
-                        let choice =
-                            select(&task, bytes, 16, false, Order::Any, &Model::TCP, Some(algorithm))
-                                .expect("it can");
+                        let choice = Request::new(&task, bytes, 16)
+                            .forced(algorithm)
+                            .select(&Model::TCP)
+                            .expect("it can");
                         let most = choice.staged_segment_bytes_max.unwrap_or(usize::MAX);
                         assert!(choice.segment_bytes <= most, "{algorithm}, {ranks} ranks: {choice:?}");
                     }
@@ -307,7 +312,7 @@ fn staged_segments_are_as_long_as_each_other() {
                 if algorithm.supports(&task).is_err() || collective == Collective::Barrier {
                     continue;
                 }
-                let choice = select(&task, bytes, 4, false, Order::Any, &Model::TCP, Some(algorithm));
+                let choice = Request::new(&task, bytes, 4).forced(algorithm).select(&Model::TCP);
                 let segment = choice.expect("it can").segment_bytes as u64;
                 let segments = bytes.div_ceil(segment);
                 assert!(segment <= bytes.div_ceil(segments) + 128, "{algorithm} {task:?} {bytes}: {segment}");
@@ -363,11 +368,16 @@ fn scratch_is_what_the_cost_model_says_at_most() {
 fn force_is_obeyed_or_refused() {
     let task = Task::new(Collective::AllReduce, 8);
     let model = Model::TCP;
-    let ring = select(&task, 8, 4, false, Order::Any, &model, Some(Algorithm::Ring)).expect("it can");
+    let ring = Request::new(&task, 8, 4).forced(Algorithm::Ring).select(&model).expect("it can");
     assert_eq!(ring.algorithm, Algorithm::Ring);
     assert!(ring.reason.contains("requested"));
     let refused = |task: &Task, irregular, order, force| {
-        let error = select(task, 8, 4, irregular, order, &model, Some(force)).expect_err("it cannot");
+        let error = Request::new(task, 8, 4)
+            .irregular(irregular)
+            .ordered(order)
+            .forced(force)
+            .select(&model)
+            .expect_err("it cannot");
         assert!(matches!(error, SelectError::Forced { algorithm, .. } if algorithm == force));
         error.to_string()
     };
@@ -393,7 +403,7 @@ fn long_calls_on_symmetric_buffers_take_windows() {
                 let bytes = all / blocks;
                 for oversubscription in [1.0, f64::from(ranks) / 2.0] {
                     let model = Model { oversubscription, ..Model::TCP };
-                    let choice = select(&task, bytes, 4, false, Order::Any, &model, None).expect("some can");
+                    let choice = Request::new(&task, bytes, 4).select(&model).expect("some can");
                     let on_windows = match choice.algorithm {
                         Algorithm::Window => choice.cost_seconds,
                         _ => {
@@ -428,7 +438,7 @@ fn long_reductions_of_ranks_that_share_processors_are_handed_on() {
     for ranks in [4, 8] {
         let model = Model { oversubscription: f64::from(ranks) / 2.0, ..alone };
         let chosen = |collective, bytes, model| {
-            select(&Task::new(collective, ranks), bytes, 4, false, Order::Any, model, None).expect("some can")
+            Request::new(&Task::new(collective, ranks), bytes, 4).select(model).expect("some can")
         };
         for bytes in [256 << 10, 1 << 20, 16 << 20] {
             for collective in [Collective::Reduce, Collective::Scan] {
@@ -459,7 +469,7 @@ fn long_calls_between_hosts_go_round_a_ring() {
                 let bytes =
                     if collective == Collective::AllReduce { total } else { total / u64::from(hosts) };
                 let task = Task::new(collective, hosts).with_hosts((0..hosts).collect::<Vec<u32>>());
-                select(&task, bytes, 4, false, Order::Any, &model, None).expect("some can").algorithm
+                Request::new(&task, bytes, 4).select(&model).expect("some can").algorithm
             };
             for total in [4 << 20, 16 << 20] {
                 assert_eq!(chosen(total), Algorithm::Ring, "{collective} of {total} on {hosts} hosts");
@@ -476,7 +486,7 @@ fn long_broadcasts_between_hosts_go_along_a_chain() {
     let model = Model { inter, nic_bytes_per_second: 11.8e6, ..Model::TCP };
     let task = Task::new(Collective::Broadcast, 4).with_hosts((0..4).collect::<Vec<u32>>());
     for bytes in [256 << 10, 1 << 20, 4 << 20, 64 << 20] {
-        let choice = select(&task, bytes, 4, false, Order::Any, &model, None).expect("some can");
+        let choice = Request::new(&task, bytes, 4).select(&model).expect("some can");
         let Choice { algorithm, segment_bytes, window, params, .. } = choice;
         assert_eq!((algorithm, window), (Algorithm::Chain, 1), "{bytes}");
         assert_eq!(
@@ -486,7 +496,7 @@ fn long_broadcasts_between_hosts_go_along_a_chain() {
         );
         // Adapters hold no messages back, so several segments are in flight.
         let choice =
-            select(&task, bytes, 4, false, Order::Any, &Model::RDMA, Some(Algorithm::Chain)).expect("forced");
+            Request::new(&task, bytes, 4).forced(Algorithm::Chain).select(&Model::RDMA).expect("forced");
         assert_eq!((choice.window, choice.params.parts), (3, 1), "{bytes}");
     }
 }
@@ -500,7 +510,7 @@ fn long_all_to_alls_go_through_memory_inside_hosts() {
     let inter = LinkClass { latency_seconds: 7e-6, overhead_seconds: 12e-6, bytes_per_second: rate };
     let model = Model { inter, nic_bytes_per_second: rate, oversubscription: 4.0, ..Model::TCP };
     for block in [128 << 10, 512 << 10, 2 << 20] {
-        let choice = select(&task, block, 4, false, Order::Any, &model, None).expect("some can");
+        let choice = Request::new(&task, block, 4).select(&model).expect("some can");
         assert_eq!(choice.algorithm, Algorithm::HierarchicalStaged, "blocks of {block} bytes");
     }
 }
@@ -523,7 +533,10 @@ fn every_call_has_an_algorithm_everywhere() {
                     (Order::Canonical, collective.has_block_per_rank()),
                 ] {
                     for bytes in [0, 1 << 10, 8 << 20] {
-                        let choice = select(&task, bytes, 4, irregular, order, &Model::TCP, None);
+                        let choice = Request::new(&task, bytes, 4)
+                            .irregular(irregular)
+                            .ordered(order)
+                            .select(&Model::TCP);
                         choice.unwrap_or_else(|error| panic!("{task:?}, {order:?}: {error}"));
                     }
                 }

@@ -6,7 +6,7 @@ use common::{expect, plans, uniform};
 use kolo_collectives::check::{Expression, Options, Violation, check};
 use kolo_collectives::model::Model;
 use kolo_collectives::plan::{Action, Collective, Placement, Space};
-use kolo_collectives::select::{Order, select};
+use kolo_collectives::select::Request;
 use kolo_collectives::{Algorithm, Task, shards};
 
 const FORMS: [Algorithm; 2] = [Algorithm::ShardsOneShot, Algorithm::ShardsTwoShot];
@@ -118,7 +118,7 @@ fn they_are_for_shards_only_and_nothing_else_is() {
 #[test]
 fn short_vectors_take_one_shot_and_long_ones_two() {
     for (bytes, wanted) in [(8, Algorithm::ShardsOneShot), (16 << 20, Algorithm::ShardsTwoShot)] {
-        let choice = select(&task(4, 64), bytes, 4, false, Order::Any, &Model::TCP, None).unwrap();
+        let choice = Request::new(&task(4, 64), bytes, 4).select(&Model::TCP).unwrap();
         assert_eq!(choice.algorithm, wanted, "{bytes}");
         assert!(choice.algorithm.is_canonical(&task(4, 64)));
     }

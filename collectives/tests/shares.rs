@@ -8,7 +8,7 @@ use common::{Numbers, PLACEMENTS, expect, uniform};
 use kolo_collectives::check::Options;
 use kolo_collectives::model::{HostRate, LinkClass, Model};
 use kolo_collectives::plan::{Collective, Placement, Plan};
-use kolo_collectives::select::{Order, select};
+use kolo_collectives::select::Request;
 use kolo_collectives::simulate::{Cluster, simulate};
 use kolo_collectives::{Algorithm, Task};
 
@@ -101,7 +101,7 @@ fn simulated(rates: &[f64], knows: bool, bytes: u64) -> (f64, Algorithm) {
     if knows {
         task = task.with_speeds(speeds);
     }
-    let choice = select(&task, bytes, 4, false, Order::Any, &model, None).expect("there is one");
+    let choice = Request::new(&task, bytes, 4).select(&model).expect("there is one");
     let plans = choice.algorithm.plans(&Task { params: choice.params, ..task });
     let host = |rate: &f64| HostRate { out_bytes_per_second: *rate, in_bytes_per_second: *rate };
     let cluster = Cluster {

@@ -106,7 +106,7 @@ fn refused(path: &Path, problem: &str) -> Error {
 pub(crate) mod tests {
     use kolo_collectives::model::Model;
     use kolo_collectives::plan::Collective;
-    use kolo_collectives::select::{Order, select};
+    use kolo_collectives::select::Request;
     use kolo_collectives::{Algorithm, Task};
 
     use super::*;
@@ -115,7 +115,7 @@ pub(crate) mod tests {
     pub(crate) fn ring(hosts: &[u32]) -> LoadedPlans {
         let task = Task::new(Collective::AllReduce, hosts.len() as u32).with_hosts(hosts);
         let ring = Some(Algorithm::Ring);
-        let choice = select(&task, 1 << 20, 4, false, Order::Any, &Model::TCP, ring).unwrap();
+        let choice = Request::new(&task, 1 << 20, 4).forced(ring).select(&Model::TCP).unwrap();
         let set = PlanSet::of_choice(&task, &choice, 1 << 10, 1 << 20).unwrap();
         LoadedPlans { path: "ring.json".into(), digest: digest(&set), set: Arc::new(set) }
     }

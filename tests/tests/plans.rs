@@ -6,14 +6,14 @@ use kolo::internal::plans::digest;
 use kolo::{Cluster, Collective, Communicator, Config, DataType, LoadedPlans, RawCall, ReduceOp};
 use kolo_collectives::model::Model;
 use kolo_collectives::plan_set::PlanSet;
-use kolo_collectives::select::{Order, select};
+use kolo_collectives::select::Request;
 use kolo_collectives::{Algorithm, Task};
 use kolo_tests::watchdog::bounded;
 
 /// Makes plans of an algorithm for ranks on these hosts, for calls of 1,000 to 100,000 bytes.
 fn plans(collective: Collective, hosts: &[u32], algorithm: Algorithm, root: u32) -> LoadedPlans {
     let task = Task::new(collective, hosts.len() as u32).with_hosts(hosts).with_root(root).with_stages();
-    let choice = select(&task, 50_000, 4, false, Order::Any, &Model::TCP, Some(algorithm)).expect("it can");
+    let choice = Request::new(&task, 50_000, 4).forced(algorithm).select(&Model::TCP).expect("it can");
     let set = PlanSet::of_choice(&task, &choice, 1_000, 100_000).expect("right");
     LoadedPlans { path: format!("{algorithm}.json").into(), digest: digest(&set), set: Arc::new(set) }
 }

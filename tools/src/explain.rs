@@ -8,7 +8,7 @@ use kolo::internal::selection::{apply_settings, model_inside};
 use kolo::{Config, DataType};
 use kolo_collectives::Task;
 use kolo_collectives::model::Model;
-use kolo_collectives::select::{Choice, select};
+use kolo_collectives::select::{self, Choice};
 use tabled::builder::Builder;
 use tabled::settings::Style;
 
@@ -260,9 +260,13 @@ impl Question<'_> {
 /// Selects the algorithm for a call.
 pub(crate) fn choose(call: &CallArgs, task: &Task, model: &Model) -> Result<Choice> {
     let bytes = call.selection_bytes(task.world_size);
-    select(task, bytes, call.element_bytes as usize, false, call.order(), model, call.algo).map_err(|error| {
-        CliError::usage(error, "Choose another --algo, or leave it out to get the cheapest one that can")
-    })
+    select::Request::new(task, bytes, call.element_bytes as usize)
+        .ordered(call.order())
+        .forced(call.algo)
+        .select(model)
+        .map_err(|error| {
+            CliError::usage(error, "Choose another --algo, or leave it out to get the cheapest one that can")
+        })
 }
 
 /// Applies the profile, if there is one, and the transports that may be used, to the constants.

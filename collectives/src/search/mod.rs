@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::layout::Shape;
 use crate::plan::{Collective, Cut, Placement, Plan};
 use crate::plan_set::{PlanSet, Serves};
-use crate::select::{Order, select};
+use crate::select::Request;
 use crate::simulate::{Cluster, simulate};
 use crate::{Algorithm, Task};
 
@@ -138,8 +138,7 @@ fn best_built_in(task: &Task, effort: &mut Effort<'_>) -> Result<(Algorithm, Tas
     let mut best: Option<(Algorithm, Task, f64, Run)> = None;
     for algorithm in Algorithm::ALL {
         let element = effort.cluster.element_bytes;
-        let Ok(choice) = select(task, effort.bytes, element, false, Order::Any, &model, Some(algorithm))
-        else {
+        let Ok(choice) = Request::new(task, effort.bytes, element).forced(algorithm).select(&model) else {
             continue;
         };
         let tuned = task.clone().with_params(choice.params);

@@ -6,7 +6,7 @@ use kolo_collectives::generator::Algorithm;
 use kolo_collectives::model::Model;
 use kolo_collectives::overrides::Overrides;
 use kolo_collectives::plan::{Collective, Placement, Plan};
-use kolo_collectives::select::{Choice, Order, select};
+use kolo_collectives::select::{Choice, Order, Request};
 use kolo_collectives::task::{Params, Task};
 use kolo_collectives::window::Symmetric;
 
@@ -322,19 +322,15 @@ impl Planner {
         let _floats = DefaultFloats::enter();
         let task = self.task_of(key).with_symmetric(symmetric);
         let forced = self.overrides.force(&task, key.bytes as u64, key.irregular, self.order);
-        let mut choice = select(
-            &task,
-            key.bytes as u64,
-            key.element_bytes,
-            key.irregular,
-            self.order,
-            &self.model,
-            forced,
-        )
-        .map_err(|problem| Error::Unsupported {
-            context: ErrorContext { rank: Some(self.rank), ..ErrorContext::default() },
-            problem: problem.to_string(),
-        })?;
+        let mut choice = Request::new(&task, key.bytes as u64, key.element_bytes)
+            .irregular(key.irregular)
+            .ordered(self.order)
+            .forced(forced)
+            .select(&self.model)
+            .map_err(|problem| Error::Unsupported {
+                context: ErrorContext { rank: Some(self.rank), ..ErrorContext::default() },
+                problem: problem.to_string(),
+            })?;
         apply_settings(&mut choice, self.segment_bytes, self.window);
         Ok(choice)
     }

@@ -7,7 +7,7 @@ use kolo::internal::plans::digest;
 use kolo::{Collective, Config, Determinism, LoadedPlans, ShmStores, TransportKind, Transports};
 use kolo_collectives::model::Model;
 use kolo_collectives::plan_set::PlanSet;
-use kolo_collectives::select::{Order, select};
+use kolo_collectives::select::Request;
 use kolo_collectives::{Algorithm, Task};
 
 use super::Program;
@@ -81,7 +81,7 @@ impl Setup {
             .with_root(random.below(self.ranks.into()) as u32);
         let task = if self.arrangement == 1 { task } else { task.with_stages() };
         let bytes = random.pick(&[100, 10_000, 1 << 20]);
-        let choice = select(&task, bytes, 4, false, Order::Any, &Model::TCP, Some(algorithm)).ok()?;
+        let choice = Request::new(&task, bytes, 4).forced(algorithm).select(&Model::TCP).ok()?;
         let set = PlanSet::of_choice(&task, &choice, 0, random.pick(&[10_000, 1 << 30])).ok()?;
         Some(LoadedPlans {
             path: format!("{algorithm}.json").into(),

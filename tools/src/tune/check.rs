@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use kolo::{Collective, Communicator, Config, DataType, RawCall, ReduceOp, Route};
 use kolo_collectives::model::Model;
 use kolo_collectives::plan::{Placement, Plan};
-use kolo_collectives::select::{Order, select};
+use kolo_collectives::select::Request;
 use kolo_collectives::{Algorithm, Task};
 use serde::{Deserialize, Serialize};
 
@@ -96,7 +96,9 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
     for bytes in SIZES {
         let block = if collective.has_block_per_rank() { (bytes / ranks as usize).max(4) } else { bytes };
         let expected = |algorithm: Algorithm| {
-            select(&task, block as u64, 4, false, Order::Any, &comm.model(), Some(algorithm))
+            Request::new(&task, block as u64, 4)
+                .forced(algorithm)
+                .select(&comm.model())
                 .map_or(f64::INFINITY, |choice| choice.cost_seconds)
         };
         let costs: Vec<f64> =
@@ -134,7 +136,7 @@ pub(super) fn run(comm: &Communicator, collective: Collective) -> Result<Checked
 /// Identifies how an algorithm does a task: a hash of the steps of all ranks and of their segments.
 fn way(task: &Task, bytes: u64, model: &Model, algorithm: Algorithm) -> u64 {
     let mut hash = DefaultHasher::new();
-    match select(task, bytes, 4, false, Order::Any, model, Some(algorithm)) {
+    match Request::new(task, bytes, 4).forced(algorithm).select(model) {
         Ok(choice) => {
             let task = task.clone().with_params(choice.params);
             for rank in 0..task.world_size {
