@@ -34,7 +34,7 @@ pub struct Policy {
     pub yield_until: Duration,
     /// The longest sleep.
     pub sleep_max: Duration,
-    /// Whether threads that sleep ask the scheduler for short time slices.
+    /// Whether threads that wait ask the scheduler for short time slices.
     pub short_slices: bool,
 }
 
@@ -91,8 +91,10 @@ impl Policy {
         Self { yield_until: self.yield_until.max(Self::OWN_PROCESSOR.yield_until), ..self }
     }
 
-    /// Prepares the calling thread for a sleep: it is to run soon after it is woken, also beside busy threads.
-    pub fn before_sleep(&self) {
+    /// Prepares the calling thread for a yield or a sleep: it is to run soon after it is woken, also beside busy threads.
+    /// Threads that only yield ask too, since those with longer slices would get fewer turns: see docs/measurements.md,
+    /// "Ranks that take turns".
+    pub fn before_rest(&self) {
         if self.short_slices {
             slices::ask();
         }

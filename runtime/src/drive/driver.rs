@@ -313,6 +313,7 @@ impl<G: Goal> Waiter for Driver<'_, G> {
         match next {
             Next::Spin => wait::spin(),
             Next::Yield => {
+                self.shared.policy.before_rest();
                 wait::yield_now();
                 pacer.yielded(|| self.now());
             }
@@ -475,7 +476,7 @@ fn sleep<'a>(
     let limit = shared.policy.sleep_max;
     core.sleepers.add(operation, by);
     release_armed(core);
-    shared.policy.before_sleep();
+    shared.policy.before_rest();
     // SAFETY: the words lie in mappings that the endpoints hold, and the endpoints live in the core of `shared` until
     // `close::release_links`, which waits until no other thread drives. This thread itself closes only where it drops
     // owners, and it has dropped none since it armed (test: `owner_tests`).
@@ -530,7 +531,7 @@ fn sleep_until_turn<'a>(shared: &'a Shared, core: CoreGuard<'a>) -> CoreGuard<'a
     let turnstile = std::sync::Arc::clone(turnstile);
     turnstile.announce();
     drop(core);
-    shared.policy.before_sleep();
+    shared.policy.before_rest();
     turnstile.sleep(over);
     shared.core()
 }

@@ -286,11 +286,12 @@ pub(super) fn wants_sleep(pacer: &mut Pacer) -> bool {
         Next::Poll | Next::Check => {}
         Next::Spin => spin(),
         Next::Yield => {
+            policy().before_rest();
             yield_now();
             pacer.yielded(Instant::now);
         }
         Next::Sleep | Next::Queue => {
-            policy().before_sleep();
+            policy().before_rest();
             return true;
         }
     }
@@ -306,6 +307,7 @@ pub fn look() -> Outcome {
         return Ok(());
     }
     if policy().spin.is_zero() {
+        policy().before_rest();
         yield_now();
     }
     let IdleLooks { left, stride, well } = IDLE_LOOKS.get();
