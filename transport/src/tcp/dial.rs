@@ -62,6 +62,9 @@ pub(super) struct Dial {
     silent_until: Option<Instant>,
     /// Time since which there has been no descriptor for the next attempt.
     hungry_since: Option<Instant>,
+    /// Time at which this dial was made, until its first step. The addresses have their time from that step on: a program
+    /// may be busy for seconds before it.
+    made_at: Option<Instant>,
     /// The relay, while it is not being asked. It is asked at its set time, or later if an address has let this end
     /// connect, and for the first time also as the last hope.
     relay: Option<Detour>,
@@ -165,6 +168,7 @@ impl Dial {
             is_padded: false,
             silent_until: None,
             hungry_since: None,
+            made_at: Some(now),
             relay: None,
         }
     }
@@ -240,6 +244,11 @@ impl Dial {
         options: &TcpOptions,
         mut opened: impl FnMut(&Socket),
     ) -> Dialed {
+        if let Some(made_at) = self.made_at.take()
+            && let Some(relay) = &mut self.relay
+        {
+            relay.at += now.saturating_duration_since(made_at);
+        }
         let mut at = 0;
         while at < self.attempts.len() {
             let ends_at = self.ends_at(&self.attempts[at], options);

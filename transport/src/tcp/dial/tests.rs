@@ -145,6 +145,26 @@ fn a_dial_whose_hello_is_out_waits_for_the_answer_before_it_asks_the_relay() {
     assert!(dial.attempts.len() == 2 && is_relayed(&dial.attempts[1]), "beside the first attempt");
 }
 
+/// As where a program posts a receive, and computes for seconds before it waits.
+#[test]
+fn the_addresses_have_their_time_before_the_relay_is_asked_even_if_the_first_step_is_late() {
+    let (patience, made_at) = (Duration::from_secs(1), Instant::now());
+    let (address, _queued) = silent();
+    let relay = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (relay, options) = (detour(&relay, made_at + patience), TcpOptions::default());
+    let hello = ([0; HELLO_BYTES], key_of(&[7; 16]));
+    let mut dial = Dial::new(hello, 1, true, &[candidate(&address)], made_at).or_by(Some(relay));
+    let first = made_at + 3 * patience;
+    let is_relayed = |attempt: &Attempt| matches!(attempt.course, Course::Relayed { .. });
+    for (now, asks) in [(first, false), (first + patience / 2, false), (first + patience, true)] {
+        assert!(matches!(dial.step(now, &options, |_| {}), Dialed::Waiting));
+        assert_eq!(
+            (dial.attempts.len(), dial.attempts.iter().any(is_relayed)),
+            (1 + usize::from(asks), asks)
+        );
+    }
+}
+
 #[test]
 fn a_relay_without_room_is_asked_again_until_the_time_is_over() {
     let (relay, options, began) =
