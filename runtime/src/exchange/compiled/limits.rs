@@ -26,6 +26,10 @@ const STAGED_FROM: usize = 4 << 20;
 /// Most ranks for which such plans were measured.
 const STAGED_MEMBERS_MAX: usize = 8;
 
+/// Most bytes, of all vectors together, that the root of a reduce reduces alone where ranks share processors: see
+/// docs/measurements.md, "One shot or two".
+const ROOT_REDUCES: usize = 1 << 20;
+
 /// Most ranks among which long calls divide a part into slices.
 pub(super) const MEMBERS_MAX: usize = 64;
 
@@ -119,6 +123,9 @@ impl CompiledExchange {
             Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => Some(EXCHANGE_LONG),
             // Every rank, or the one root, reduces everything.
             Collective::AllReduce => Some(self.cuts.one_shot_max),
+            Collective::Reduce if self.facts.shares_processors => {
+                Some((ROOT_REDUCES / self.members).max(two_shot::ONE_SHOT_MAX))
+            }
             Collective::Reduce | Collective::Scan | Collective::ExScan => Some(two_shot::ONE_SHOT_MAX),
         }
     }

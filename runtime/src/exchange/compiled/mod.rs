@@ -236,7 +236,7 @@ impl CompiledExchange {
             }
         }
         if !matches!(self.step, Step::Published) {
-            let own = self.contribution(call);
+            let own = self.given(call);
             let given = if own.is_some() { cursor.published() } else { 0 };
             if !self.area.is_free(given)? {
                 self.step = Step::Queued(given);
