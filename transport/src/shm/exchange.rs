@@ -140,6 +140,8 @@ pub struct Exchange {
     /// The members needed in the current round, and the length of its payloads.
     needs: Needs,
     len: usize,
+    /// Whether this member gave a payload in that round.
+    gave: bool,
     /// The bell's value when the owner announced that it would sleep.
     armed_at: Option<u32>,
     copier: Copier,
@@ -166,6 +168,7 @@ impl ShmEndpoint {
             state: State::Idle,
             needs: Needs::Nobody,
             len: 0,
+            gave: false,
             armed_at: None,
             copier: Copier::new(self.stores),
             moves_lines: !self.shares_processors,
@@ -185,6 +188,7 @@ impl Exchange {
             state: State::Idle,
             needs: Needs::Nobody,
             len: 0,
+            gave: false,
             armed_at: None,
             copier: Copier::new(Stores::Ordinary),
             moves_lines: false,
@@ -243,7 +247,8 @@ impl Exchange {
     pub fn publish<F: FnOnce(Slot<'_>)>(&mut self, tag: u64, len: usize, needs: Needs, fill: Option<F>) {
         assert!(len <= EXCHANGE_MAX, "an exchange of {len} bytes; at most {EXCHANGE_MAX}");
         assert!(self.state == State::Idle, "the previous exchange is not finished: {:?}", self.state);
-        let given = if fill.is_some() { len } else { 0 };
+        let (gave, gives) = (self.gave, fill.is_some());
+        let given = if gives { len } else { 0 };
         assert!(self.rounds.is_known_free(given), "somebody may still read what would be overwritten");
         if let Some(fill) = fill {
             // The slot is `len` bytes of this member's own memory. No other member writes it, and none reads it in
@@ -255,10 +260,10 @@ impl Exchange {
             }
         }
         self.rounds.publish(tag, len as u64);
-        (self.state, self.needs, self.len) = (State::Waiting, needs, len);
+        (self.state, self.needs, self.len, self.gave) = (State::Waiting, needs, len, gives);
         self.rounds.arena().ring_bell(self.rounds.member());
         if self.moves_lines {
-            self.rounds.claim_next(len);
+            self.rounds.claim_next(len, (gave, gives));
         }
     }
 

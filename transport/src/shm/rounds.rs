@@ -46,6 +46,8 @@ pub const EXCHANGE_INLINE: usize = LINE_BYTES - LINE_PAYLOAD;
 const HANDED_ON_MAX_BYTES: usize = 1024;
 /// Longest payload in bytes for whose successor lines are [claimed](lines::claim).
 const CLAIM_MAX_BYTES: usize = 4096;
+/// As [`CLAIM_MAX_BYTES`], for a member that only waits in a round, and gives in others.
+const CLAIM_MAX_WAITING_BYTES: usize = 64 << 10;
 
 /// One member's view of the rounds of an area.
 #[derive(Debug)]
@@ -139,13 +141,19 @@ impl Rounds {
     }
 
     /// Brings to this processor the lines in which the next round is published if it is as long as this one: useful
-    /// work while the other members are awaited, who have read these lines some rounds ago.
+    /// work while the other members are awaited, who have read these lines some rounds ago. `gave` says whether this
+    /// member gave a payload in the round before, and in this one.
     #[inline]
-    pub(super) fn claim_next(&self, len: usize) {
+    pub(super) fn claim_next(&self, len: usize, gave: (bool, bool)) {
+        let most = match gave {
+            (_, true) => CLAIM_MAX_BYTES,
+            (true, false) => CLAIM_MAX_WAITING_BYTES,
+            (false, false) => 0,
+        };
         let line = self.line(self.member, self.round + 1);
         if len <= EXCHANGE_INLINE {
             lines::claim(line, LINE_PAYLOAD + len);
-        } else if len <= CLAIM_MAX_BYTES {
+        } else if len <= most {
             lines::claim(line, LINE_PAYLOAD);
             lines::claim(self.slot(len), len);
         }

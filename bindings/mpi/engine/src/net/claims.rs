@@ -1,12 +1,12 @@
 //! The lengths that peers claim for their heads. This rank allocates the memory, so each claim is checked first.
 
 use super::Net;
-use super::wire::{ANNOUNCED, ANSWER, CANCEL, CANCELLED, EAGER_BYTES, WHOLE, WINDOW, WORDS};
+use super::wire::{ANNOUNCED, ANSWER, CANCEL, CANCELLED, FAR_EAGER_BYTES, WHOLE, WINDOW, WORDS};
 
 /// Whether a rank sends heads of this kind and length. The program chooses the length of messages for windows.
 pub(super) const fn may_come(kind: u64, bytes: usize) -> bool {
     match kind {
-        WHOLE => bytes <= EAGER_BYTES,
+        WHOLE => bytes <= FAR_EAGER_BYTES,
         ANNOUNCED | ANSWER | CANCEL | CANCELLED => bytes <= 8 * WORDS,
         WINDOW => true,
         _ => false,
@@ -118,7 +118,7 @@ mod tests {
                 assert!(why.contains(&format!("{problem} {len} bytes")), "{why}");
             }
         }
-        for (kind, most) in [(WHOLE, EAGER_BYTES as u64), (ANNOUNCED, 24), (ANSWER, 24), (CANCEL, 24)] {
+        for (kind, most) in [(WHOLE, FAR_EAGER_BYTES as u64), (ANNOUNCED, 24), (ANSWER, 24), (CANCEL, 24)] {
             assert_eq!(lost_by(kind, most), None);
             assert!(lost_by(kind, most + 1).is_some(), "kind {kind}");
         }

@@ -18,7 +18,7 @@ use kolo_transport::{Channel, Fits, OnMisfit, Posted, Short, Token};
 
 use super::body::{Completion, Finished, Recv, Sink};
 use super::source::Source;
-use super::wire::{EAGER_BYTES, HEADS, Head, Op, TAG_BITS, WHOLE, broken, envelope, tag_of};
+use super::wire::{HEADS, Head, Op, TAG_BITS, WHOLE, broken, envelope, tag_of};
 use super::{Net, PENDING, matching};
 use crate::error::{Class, Fail, Outcome, fail};
 
@@ -135,7 +135,7 @@ impl Net {
         let Sought { context, source, tag, sink } = sought;
         self.rest(source);
         if let Some(tag) = tag
-            && sink.room() <= EAGER_BYTES
+            && !self.is_announced(source, sink.room())
             && self.fitting[source as usize]
         {
             self.seek(source);
@@ -240,7 +240,7 @@ impl Net {
         data: Source,
         asks: bool,
     ) -> Outcome<Option<Arc<Completion>>> {
-        if asks || to == self.rank || data.len() > EAGER_BYTES {
+        if asks || to == self.rank || self.is_announced(to, data.len()) {
             let done = Completion::new();
             self.send(to, context, tag, data, asks, &done);
             return Ok(Some(done));

@@ -20,6 +20,10 @@ use crate::error::{Class, Fail};
 /// send before they receive do not deadlock.
 pub const EAGER_BYTES: usize = 64 << 10;
 
+/// As [`EAGER_BYTES`], to ranks with which this one shares no memory. An announcement takes a round trip there. See docs/measurements.md,
+/// "Announced messages of MPI".
+pub(super) const FAR_EAGER_BYTES: usize = 256 << 10;
+
 /// The longest message for which sending or taking it at once, without a slot, is worth a try.
 pub(super) const SHORT_BYTES: usize = 16 << 10;
 
@@ -242,7 +246,7 @@ impl Net {
         if !asks && self.send_now(to, envelope(WHOLE, context, tag), &data) {
             return self.finish(done, Finished::sent());
         }
-        if asks || data.len() > EAGER_BYTES {
+        if asks || self.is_announced(to, data.len()) {
             let (piece, data_is_flat) = (data.piece(), data.elements().is_none());
             let number = self.park(to, (context, tag), data, done);
             let words = [number, piece.len as u64, piece.ptr.expose_provenance() as u64];
@@ -424,6 +428,13 @@ impl Net {
                 Sink::Typed(elements) => self.ends[via].consume_short(on, fits, elements.consumer()),
             }
         }
+    }
+
+    /// Returns whether a message of `bytes` between this rank and another one is announced first.
+    #[inline]
+    pub(super) fn is_announced(&self, peer: u32, bytes: usize) -> bool {
+        let shares_memory = |via: usize| self.ends[via].caps().park_word;
+        bytes > EAGER_BYTES && (bytes > FAR_EAGER_BYTES || self.via[peer as usize].is_none_or(shares_memory))
     }
 
     /// Returns whether the transport packs messages to a peer.
