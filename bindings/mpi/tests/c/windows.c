@@ -174,23 +174,25 @@ static void epochs(void) {
   CHECK(!MPI_Win_unlock_all(window) && !MPI_Win_fence(0, window) && !MPI_Win_free(&window) && !MPI_Group_free(&group));
 }
 
-/* A rank reaches its own memory of a window that is not shared, and that of no other rank. */
+/* A rank reaches its own memory of a window that is not shared. It reaches the others' if these were allocated for the window on its host. */
 static void queries(void) {
   MPI_Win window;
   MPI_Aint bytes;
   int unit, *memory, *found;
   for (int allocated = 0; allocated < 2; allocated++) {
-    int own[4], unit_here = rank + 1;
+    int own[4], unit_here = rank + 1, reaches_first = 0;
     memory = own;
     if (allocated) CHECK(!MPI_Win_allocate(sizeof own, unit_here, MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));
     else CHECK(!MPI_Win_create(own, sizeof own, unit_here, MPI_INFO_NULL, MPI_COMM_WORLD, &window));
     CHECK(!MPI_Win_set_errhandler(window, MPI_ERRORS_RETURN));
     for (int r = 0; r < size; r++) {
       CHECK(!MPI_Win_shared_query(window, r, &bytes, &unit, &found) && unit == r + 1);
-      CHECK(r == rank ? bytes == sizeof own && found == memory : bytes == 0 && !found);
+      int reaches = r == rank || (allocated && found);
+      CHECK(reaches ? bytes == sizeof own && (found == memory) == (r == rank) : bytes == 0 && !found);
+      reaches_first = r ? reaches_first : reaches;
     }
-    CHECK(!MPI_Win_shared_query(window, MPI_PROC_NULL, &bytes, &unit, &found));
-    CHECK(bytes == sizeof own && unit == unit_here && found == memory);
+    CHECK(!MPI_Win_shared_query(window, MPI_PROC_NULL, &bytes, &unit, &found) && bytes == sizeof own);
+    CHECK(reaches_first ? unit == 1 && (found == memory) == (rank == 0) : unit == unit_here && found == memory);
     FAILS(MPI_ERR_RANK, MPI_Win_shared_query(window, size, &bytes, &unit, &found));
     CHECK(!MPI_Win_free(&window));
   }

@@ -90,6 +90,24 @@ impl Shape {
         }
     }
 
+    /// As [`Self::pack`], to memory that has room for the data.
+    ///
+    /// # Safety
+    /// The positions, from `memory` on, are readable, and do not overlap with the data.
+    pub(crate) unsafe fn pack_to(&self, memory: *const u8, data: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.pack_to(memory, data) }
+    }
+
+    /// As [`Self::unpack`], from memory that holds as much data.
+    ///
+    /// # Safety
+    /// The positions, from `memory` on, are writable, and do not overlap with the data.
+    pub(crate) unsafe fn unpack_from(&self, data: *const u8, memory: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.unpack_from(data, memory) }
+    }
+
     /// Copies data to the positions; `None` if it has another length.
     ///
     /// # Safety

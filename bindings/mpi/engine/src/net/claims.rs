@@ -1,7 +1,8 @@
 //! The lengths that peers claim for their heads. This rank allocates the memory, so each claim is checked first.
 
 use super::Net;
-use super::wire::{ANNOUNCED, ANSWER, CANCEL, CANCELLED, FAR_EAGER_BYTES, WHOLE, WINDOW, WORDS};
+use super::eager::FAR_EAGER_BYTES;
+use super::wire::{ANNOUNCED, ANSWER, CANCEL, CANCELLED, WHOLE, WINDOW, WORDS};
 
 /// Whether a rank sends heads of this kind and length. The program chooses the length of messages for windows.
 pub(super) const fn may_come(kind: u64, bytes: usize) -> bool {

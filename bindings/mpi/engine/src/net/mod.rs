@@ -12,6 +12,7 @@ mod body;
 mod cancel;
 mod claims;
 mod direct;
+mod eager;
 mod exposed;
 mod links;
 mod matching;

@@ -11,18 +11,11 @@ use kolo_transport::{
 use super::body::{Completion, Elements, Finished, Recv, Sink};
 use super::claims::may_come;
 use super::direct::Direct;
+use super::eager::EAGER_BYTES;
 use super::matching::{Body, Unexpected};
 use super::source::Source;
 use super::{Net, PENDING};
 use crate::error::{Class, Fail};
-
-/// The longest message that is sent eagerly, without an announcement. A ring of shared memory holds about as much, so that programs that
-/// send before they receive do not deadlock.
-pub const EAGER_BYTES: usize = 64 << 10;
-
-/// As [`EAGER_BYTES`], to ranks with which this one shares no memory. An announcement takes a round trip there. See docs/measurements.md,
-/// "Announced messages of MPI".
-pub(super) const FAR_EAGER_BYTES: usize = 256 << 10;
 
 /// The longest message for which sending or taking it at once, without a slot, is worth a try.
 pub(super) const SHORT_BYTES: usize = 16 << 10;
@@ -428,13 +421,6 @@ impl Net {
                 Sink::Typed(elements) => self.ends[via].consume_short(on, fits, elements.consumer()),
             }
         }
-    }
-
-    /// Returns whether a message of `bytes` between this rank and another one is announced first.
-    #[inline]
-    pub(super) fn is_announced(&self, peer: u32, bytes: usize) -> bool {
-        let shares_memory = |via: usize| self.ends[via].caps().park_word;
-        bytes > EAGER_BYTES && (bytes > FAR_EAGER_BYTES || self.via[peer as usize].is_none_or(shares_memory))
     }
 
     /// Returns whether the transport packs messages to a peer.

@@ -123,7 +123,7 @@ fn access(window: &Window, message: &Message<'_>) -> Option<Vec<u8>> {
 ///
 /// # Safety
 /// The elements at the message's positions are accessible.
-unsafe fn carry_out(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option<Vec<u8>> {
+pub(super) unsafe fn carry_out(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option<Vec<u8>> {
     // SAFETY: the caller's promise.
     unsafe {
         match message.kind {
@@ -173,19 +173,24 @@ unsafe fn accumulate(message: &Message<'_>, of: &Type, memory: *mut u8) -> Optio
     if data.len() != message.shape.bytes() {
         return None;
     }
-    // The memory is aligned for numbers of 16 bytes.
+    // Holds elements with gaps. The memory is aligned for numbers of 16 bytes.
     let mut elements: Vec<u128> = Vec::new();
     let is_done = message.shape.each_run(|run| {
         let count = run.len / of.size();
         let (now, rest) = data.split_at(run.len);
         data = rest;
+        let target = memory.wrapping_offset(run.offset as isize);
+        if of.is_flat() {
+            // SAFETY: the data has `count` elements, which `apply` only reads; the caller's promise holds for the target.
+            return unsafe { numbers::apply(op, now.as_ptr().cast_mut(), target, count, of) }.is_ok();
+        }
         let room = (count * of.extent as usize).div_ceil(16);
         elements.resize(room.max(elements.len()), 0);
         let elements = elements.as_mut_ptr().cast::<u8>();
         // SAFETY: `elements` has room for `count` elements; the caller's promise holds for the target.
         unsafe {
             of.unpack(now, elements, count);
-            numbers::apply(op, elements, memory.wrapping_offset(run.offset as isize), count, of).is_ok()
+            numbers::apply(op, elements, target, count, of).is_ok()
         }
     });
     is_done.then_some(())

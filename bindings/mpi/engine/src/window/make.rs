@@ -115,14 +115,17 @@ pub unsafe fn win_allocate(
     win: *mut c_int,
 ) -> Outcome {
     let comm = comm::intra(comm)?;
-    let own = own(0, size, unit, WIN_FLAVOR_ALLOCATE, info);
-    let allocated = own.and_then(|own| Allocation::new(size).map(|memory| (own, memory)));
-    // A rank without memory would otherwise leave the others waiting.
-    let (mut own, memory) = collective::all_well(&comm, allocated)?;
-    own.base = memory.0 as usize;
-    // If making the window fails from here on, others may know it already and write to the memory.
-    let address = memory.keep();
-    let window = make(&comm, own, None)?;
+    let mut own = collective::all_well(&comm, own(0, size, unit, WIN_FLAVOR_ALLOCATE, info))?;
+    let segment = allocated_segment(&comm, &own)?;
+    if let Some(segment) = &segment {
+        own.base = segment.address(comm.rank as usize);
+    } else {
+        // A rank without memory would otherwise leave the others waiting. If making the window fails from here on, others may know it
+        // already and write to the memory.
+        own.base = collective::all_well(&comm, Allocation::new(size))?.keep();
+    }
+    let address = own.base;
+    let window = make(&comm, own, segment)?;
     // SAFETY: the caller's promise: places for an address and a handle.
     unsafe {
         put(win, window)?;
@@ -183,31 +186,53 @@ pub unsafe fn win_allocate_shared(
 ) -> Outcome {
     let comm = comm::intra(comm)?;
     let mut own = collective::all_well(&comm, own(0, size, unit, WIN_FLAVOR_SHARED, info))?;
-    let host = world::host(comm.members[0]);
-    if comm.members.iter().any(|member| world::host(*member) != host) {
+    if !is_on_one_host(&comm) {
         return fail(Class::RmaShared, "the ranks are on several hosts; see MPI_Comm_split_type");
     }
-    let parts = parts(&comm, &own)?;
     let apart = own.info.iter().any(|(key, value)| key == "alloc_shared_noncontig" && value == "true");
-    let (starts, len) = starts(&parts, apart);
-    // The first rank makes the memory, and then tells its name.
-    let made = if comm.rank == 0 { create(len, starts.clone()).map(Some) } else { Ok(None) };
-    let made = collective::all_well(&comm, made)?;
-    let own_name = made.as_ref().map_or(0, |(name, _)| *name);
-    let told = collective::tell(&comm, &own_name.to_le_bytes(), 8, 0)?;
-    let name = told[..].try_into().map_or(0, u64::from_le_bytes);
-    let mapped = made.map_or_else(|| Segment::map(name, len, starts), |(_, segment)| Ok(segment));
-    let mapped = collective::all_well(&comm, mapped);
-    if comm.rank == 0 {
-        Segment::forget(name);
-    }
-    let segment = mapped?;
+    let segment = segment(&comm, &own, apart)?;
     own.base = segment.address(comm.rank as usize);
     let address = own.base;
     // SAFETY: the caller's promise: places for an address and a handle.
     unsafe {
         put(win, make(&comm, own, Some(segment))?)?;
         put(base.cast(), address)
+    }
+}
+
+fn is_on_one_host(comm: &Comm) -> bool {
+    let host = world::host(comm.members[0]);
+    comm.members.iter().all(|member| world::host(*member) == host)
+}
+
+/// Makes the memory that all ranks of a window share. All ranks call it, and it fails on all ranks or on none.
+fn segment(comm: &Arc<Comm>, own: &Own, apart: bool) -> Outcome<Segment> {
+    let (starts, len) = starts(&parts(comm, own)?, apart);
+    // The first rank makes the memory, and then tells its name.
+    let made = if comm.rank == 0 { create(len, starts.clone()).map(Some) } else { Ok(None) };
+    let made = collective::all_well(comm, made)?;
+    let own_name = made.as_ref().map_or(0, |(name, _)| *name);
+    let told = collective::tell(comm, &own_name.to_le_bytes(), 8, 0)?;
+    let name = told[..].try_into().map_or(0, u64::from_le_bytes);
+    let mapped = made.map_or_else(|| Segment::map(name, len, starts), |(_, segment)| Ok(segment));
+    let mapped = collective::all_well(comm, mapped);
+    if comm.rank == 0 {
+        Segment::forget(name);
+    }
+    mapped
+}
+
+/// Returns shared memory for an allocated window, if all ranks share memory and have enough of it. Where it is short, as in containers
+/// with a small `/dev/shm`, each rank allocates memory of its own, and operations are messages.
+fn allocated_segment(comm: &Arc<Comm>, own: &Own) -> Outcome<Option<Segment>> {
+    let shares = net::net()?.shares_memory(&comm.members);
+    let all_share = collective::share(comm, &[u8::from(shares)])?.iter().all(|shares| *shares == 1);
+    if comm.size() == 1 || !all_share || !is_on_one_host(comm) {
+        return Ok(None);
+    }
+    match segment(comm, own, true) {
+        Err(why) if why.class == Class::NoMem as c_int => Ok(None),
+        made => made.map(Some),
     }
 }
 
@@ -235,7 +260,7 @@ pub unsafe fn win_free(win: *mut c_int) -> Outcome {
     window.barrier()?;
     forget(&window);
     net::serve_windows(false);
-    if window.flavor == WIN_FLAVOR_ALLOCATE {
+    if window.flavor == WIN_FLAVOR_ALLOCATE && window.segment.is_none() {
         // SAFETY: the memory is from `win_allocate`, and no rank accesses it after the barrier.
         unsafe { libc::free(window.base as *mut c_void) };
     }

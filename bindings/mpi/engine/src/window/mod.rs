@@ -1,6 +1,7 @@
 //! One-sided communication.
 //!
-//! Every operation is a message to the target, whose process handles it in any call of MPI, or in the library's own thread, which polls
+//! If all ranks share the memory of a window, operations access it directly (`near.rs`). Otherwise,
+//! every operation is a message to the target, whose process handles it in any call of MPI, or in the library's own thread, which polls
 //! while there are windows. Messages from one rank to another are handled in order, so the answer to a message means that all earlier
 //! messages are done. Messages are handled under the lock of the messages, so accumulates are atomic with respect to each other.
 
@@ -10,6 +11,7 @@ mod epochs;
 mod handle_messages;
 mod locks;
 mod make;
+mod near;
 mod operations;
 mod shared;
 mod wire;
@@ -196,6 +198,13 @@ impl Operation {
     fn new(sink: Option<Sink>) -> Arc<Self> {
         let state = State { sink, error: None, reports_to: None };
         Arc::new(Self { over: AtomicBool::new(false), state: Mutex::new(state) })
+    }
+
+    /// Makes an operation that is complete.
+    fn done() -> Arc<Self> {
+        let operation = Self::new(None);
+        operation.finish(&[], None);
+        operation
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::backlog::Until;
 use super::handle_messages::awaited;
+use super::near::Near;
 use super::wire::{Kind, Message};
 use super::{Operation, Window, lookup};
 use crate::args::{count, put};
@@ -16,7 +17,7 @@ use crate::op::{self, Builtin};
 use crate::request::{self, Active};
 
 /// Elements in this rank's memory.
-struct Own {
+pub(super) struct Own {
     at: usize,
     count: usize,
     of: Arc<Type>,
@@ -29,14 +30,25 @@ impl Own {
         Ok(Self { at: at as usize, count, of })
     }
 
+    /// Appends the data of the elements.
+    pub(super) fn pack(&self, into: &mut Vec<u8>) {
+        // SAFETY: reads the program's elements.
+        unsafe { self.of.pack(self.at as *const u8, self.count, into) };
+    }
+
     fn packed(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        // SAFETY: reads the program's elements.
-        unsafe { self.of.pack(self.at as *const u8, self.count, &mut bytes) };
+        self.pack(&mut bytes);
         bytes
     }
 
-    fn sink(&self) -> Sink {
+    /// Returns where the data begins, if it has no gaps.
+    pub(super) fn flat(&self) -> Option<*mut u8> {
+        let start = (self.at as *mut u8).wrapping_offset(self.of.true_lower as isize);
+        self.of.is_flat().then_some(start)
+    }
+
+    pub(super) fn sink(&self) -> Sink {
         Sink::Typed(Elements { ptr: self.at as *mut u8, count: self.count, of: Arc::clone(&self.of) })
     }
 
@@ -145,6 +157,11 @@ impl Target {
         Ok((kind, Shape::list(&runs)))
     }
 
+    /// Returns the target's part of the window, if this process has mapped it.
+    fn near(&self) -> Option<Near<'_>> {
+        self.rank.and_then(|rank| self.window.near(rank))
+    }
+
     fn send(&self, message: Message<'_>) -> Outcome {
         let Some(rank) = self.rank else { return Ok(()) };
         let message = Message { window: self.window.number(), ..message }.encode();
@@ -238,6 +255,10 @@ fn check_op(op: Builtin, of: c_int) -> Outcome {
 }
 
 fn putting(own: &Own, target: &Target, answered: bool) -> Outcome<Arc<Operation>> {
+    if let Some(near) = target.near() {
+        near.put(own, &target.bytes());
+        return Ok(Operation::done());
+    }
     let (shape, data) = (target.bytes(), own.packed());
     let (operation, number) = if answered { target.operation(None) } else { (Operation::new(None), 0) };
     target.send(Message { of: BYTE, shape, data: &data, ..Message::plain(Kind::Put, 0, number) })?;
@@ -245,6 +266,10 @@ fn putting(own: &Own, target: &Target, answered: bool) -> Outcome<Arc<Operation>
 }
 
 fn getting(own: &Own, target: &Target) -> Outcome<Arc<Operation>> {
+    if let Some(near) = target.near() {
+        near.get(own, &target.bytes());
+        return Ok(Operation::done());
+    }
     let (operation, number) = target.operation(Some(own.sink()));
     target.send(Message { of: BYTE, shape: target.bytes(), ..Message::plain(Kind::Get, 0, number) })?;
     target.limit(&operation, own.bytes())?;
@@ -264,14 +289,19 @@ fn accumulating(
     if target.rank.is_some() && shape.bytes() > 0 {
         check_op(op, of)?;
     }
+    let kind = if result.is_some() { Kind::Fetch } else { Kind::Accumulate };
+    let number_of_op = 0x5800_0000 | op as c_int;
+    if let Some(near) = target.near() {
+        let message = Message { op: number_of_op, of, shape, ..Message::plain(kind, 0, 0) };
+        near.combine(message, own, result)?;
+        return Ok(Operation::done());
+    }
     let data = own.map_or_else(Vec::new, Own::packed);
     let (operation, number) = match answered {
         true => target.operation(result.map(Own::sink)),
         false => (Operation::new(None), 0),
     };
-    let kind = if result.is_some() { Kind::Fetch } else { Kind::Accumulate };
-    let op = 0x5800_0000 | op as c_int;
-    let message = Message { op, of, shape, data: &data, ..Message::plain(kind, 0, number) };
+    let message = Message { op: number_of_op, of, shape, data: &data, ..Message::plain(kind, 0, number) };
     target.send(message)?;
     if let Some(result) = result {
         target.limit(&operation, result.bytes())?;
@@ -461,7 +491,16 @@ pub unsafe fn compare_and_swap(
     };
     let (new, old, into) = (Own::new(buf, 1, of)?, Own::new(compare, 1, of)?, Own::new(result, 1, of)?);
     let mut data = old.packed();
-    data.extend(new.packed());
+    new.pack(&mut data);
+    if let Some(near) = target.near() {
+        let message = Message {
+            of: handle_of(basic),
+            shape: target.bytes(),
+            data: &data,
+            ..Message::plain(Kind::Swap, 0, 0)
+        };
+        return near.combine(message, None, Some(&into));
+    }
     let (operation, number) = target.operation(Some(into.sink()));
     target.leave(&operation);
     target.send(Message {

@@ -1,10 +1,14 @@
 //! Shared memory of a window whose ranks are all on one host.
 
 use std::ffi::CString;
+use std::sync::atomic::AtomicU32;
 
 use crate::error::{Class, Fail, Outcome, fail};
 
-/// A mapping of the memory of all ranks of a window.
+/// Distance between the locks of two ranks: two cache lines, since processors fetch pairs of them.
+const LOCK_BYTES: usize = 128;
+
+/// A mapping of the memory of all ranks of a window, with a lock for each rank's part behind it.
 #[derive(Debug)]
 pub(super) struct Segment {
     at: usize,
@@ -29,7 +33,7 @@ impl Segment {
     }
 
     fn open(name: u64, len: usize, starts: Vec<usize>, flags: libc::c_int) -> Outcome<Self> {
-        let (path, len) = (path(name)?, len.max(1));
+        let (path, len) = (path(name)?, len.next_multiple_of(LOCK_BYTES) + LOCK_BYTES * starts.len());
         let system =
             |what: &str| Fail::new(Class::NoMem, format!("{what}: {}", std::io::Error::last_os_error()));
         // SAFETY: plain system calls; the descriptor is closed on every path, and the returned value owns the mapping.
@@ -63,6 +67,14 @@ impl Segment {
     /// Returns the address of a rank's part in this process.
     pub(super) fn address(&self, rank: usize) -> usize {
         self.at + self.starts[rank]
+    }
+
+    /// Returns the lock of a rank's part: 1 while a rank accumulates there.
+    pub(super) fn lock(&self, rank: usize) -> &AtomicU32 {
+        let at = self.at + self.len - LOCK_BYTES * (self.starts.len() - rank);
+        // SAFETY: the word lies in the mapping, behind all parts, is aligned, and was zero at first. Only locks lie there, and this value
+        // keeps the mapping. Test: `windows`.
+        unsafe { AtomicU32::from_ptr(at as *mut u32) }
     }
 }
 
