@@ -1,4 +1,4 @@
-//! Memory for packed data, which is used again.
+//! Memory for packed data and for messages, which is used again.
 //!
 //! The allocator returns long blocks to the system, and the kernel clears every page of the next one: a collective of some MiB would take
 //! several times as long.
@@ -51,6 +51,27 @@ impl Staging {
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
+}
+
+impl From<Vec<u8>> for Staging {
+    fn from(memory: Vec<u8>) -> Self {
+        let len = memory.len();
+        Self { memory, len }
+    }
+}
+
+/// Takes an empty block with room for `len` bytes; `None` if there is no memory.
+#[must_use]
+pub fn reserve(len: usize) -> Option<Vec<u8>> {
+    let mut block = if len < KEPT_MIN_BYTES { None } else { take(len) }.unwrap_or_default();
+    block.clear();
+    block.try_reserve_exact(len).ok()?;
+    Some(block)
+}
+
+/// Gives back a block that nobody needs any more.
+pub fn recycle(block: Vec<u8>) {
+    drop(Staging::from(block));
 }
 
 impl Drop for Staging {

@@ -249,7 +249,7 @@ impl CompiledExchange {
                     (Some(shots), Some(own)) => self.publish_shots(call, cursor, shots, own),
                     _ => {
                         self.publish(call, cursor, own);
-                        self.keep(call, cursor, own);
+                        self.keep(call, cursor, self.contribution(call));
                     }
                 }
             }

@@ -203,13 +203,13 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes room for `count` elements.
+    /// Makes room for `count` elements, which are undefined at first.
     pub fn new(s: &mut Schedule, of: &Arc<Type>, count: usize) -> Self {
         let len = match count {
             0 => 0,
             _ => ((count as i64 - 1) * of.extent.abs() + of.true_extent) as usize,
         };
-        Self { memory: s.keep(len), count, of: Arc::clone(of) }
+        Self { memory: s.stage(len), count, of: Arc::clone(of) }
     }
 
     /// Makes room for as many elements of the same type.

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use super::body::{Completion, Finished, Recv, Sink};
 use super::{Net, PENDING, wire};
 use crate::error::{Class, Fail};
+use crate::staging;
 
 /// The posted receives and the unexpected messages of one context.
 #[derive(Debug, Default)]
@@ -183,6 +184,7 @@ impl Net {
             Body::Whole(data) => {
                 recv.sink.put(&data);
                 self.received(&recv, source, tag, data.len());
+                staging::recycle(data);
             }
             Body::Announced(announcement) => self.answer(recv, source, tag, announcement),
         }

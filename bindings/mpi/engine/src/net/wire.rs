@@ -16,6 +16,7 @@ use super::matching::{Body, Unexpected};
 use super::source::Source;
 use super::{Net, PENDING};
 use crate::error::{Class, Fail};
+use crate::staging;
 
 /// The longest message for which sending or taking it at once, without a slot, is worth a try.
 pub(super) const SHORT_BYTES: usize = 16 << 10;
@@ -261,7 +262,7 @@ impl Net {
         }
         let done = Completion::new();
         PENDING.fetch_add(1, Ordering::Relaxed);
-        let op = Op::Send { to, done: Arc::clone(&done), data: Source::Kept(message) };
+        let op = Op::Send { to, done: Arc::clone(&done), data: Source::Staged(message.into()) };
         self.post_send(to, HEADS, envelope(WINDOW, 0, 0), op);
         Some(done)
     }
@@ -484,10 +485,13 @@ impl Net {
         let at = self.slot(op);
         let Some(via) = self.via[from as usize] else { return self.failed(at, "MPI has been finalized") };
         let slot = &mut self.slots[at as usize];
-        if sink.is_none() && slot.kept.try_reserve_exact(len).is_err() {
-            let why = format!("this rank has no memory for its message of {len} bytes");
-            self.failed(at, &why);
-            return self.reject(from, &why);
+        if sink.is_none() {
+            let Some(kept) = staging::reserve(len) else {
+                let why = format!("this rank has no memory for its message of {len} bytes");
+                self.failed(at, &why);
+                return self.reject(from, &why);
+            };
+            slot.kept = kept;
         }
         slot.receive_to(sink, len);
         let (on, token) = (Channel { peer: from, index }, Token(at.into()));
@@ -552,7 +556,12 @@ impl Net {
             }
             CANCEL => return word(&kept, 0).map_or((), |number| self.withdraw(from, number)),
             CANCELLED => return word(&kept, 0).map_or((), |number| self.withdrawn(number)),
-            _ => return self.on_window.map_or((), |handle| handle(self, from, &kept)),
+            _ => {
+                if let Some(handle) = self.on_window {
+                    handle(self, from, &kept);
+                }
+                return staging::recycle(kept);
+            }
         };
         let message = Unexpected { source: from, tag, body };
         let mailbox = self.boxes.entry(context_of(envelope)).or_default();

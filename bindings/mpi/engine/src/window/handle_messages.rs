@@ -15,6 +15,7 @@ use crate::error::{Class, Fail};
 use crate::net::{self, Net};
 use crate::numbers;
 use crate::op;
+use crate::staging;
 
 /// Windows by number.
 static KNOWN: Mutex<Option<HashMap<u32, Arc<Window>>>> = Mutex::new(None);
@@ -102,7 +103,10 @@ pub(super) fn handle(net: &mut Net, from: u32, bytes: &[u8]) {
         Kind::Post => window.locks().posts[rank as usize] += 1,
         Kind::Complete => window.locks().completes[rank as usize] += 1,
         _ => match access(&window, &message) {
-            Some(data) => answer(net, from, message.number, &data),
+            Some(data) => {
+                answer(net, from, message.number, &data);
+                staging::recycle(data);
+            }
             None if message.number != 0 => refuse(net, from, message.number),
             None => drop(window.locks().refused.insert(rank)),
         },
@@ -145,8 +149,7 @@ pub(super) unsafe fn carry_out(message: &Message<'_>, of: &Type, memory: *mut u8
 /// # Safety
 /// As [`carry_out`].
 unsafe fn contents(message: &Message<'_>, of: &Type, memory: *mut u8) -> Option<Vec<u8>> {
-    let mut data = Vec::new();
-    data.try_reserve_exact(message.shape.bytes()).ok()?;
+    let mut data = staging::reserve(message.shape.bytes())?;
     // SAFETY: the caller's promise.
     unsafe {
         if of.is_flat() {

@@ -10,6 +10,7 @@ use super::wire::Message;
 use crate::datatype::{self, Shape};
 use crate::error::Outcome;
 use crate::net;
+use crate::staging;
 
 /// The longest copy of an origin's data that is kept for the next operation.
 const KEPT_BYTES: usize = 4 << 20;
@@ -84,6 +85,7 @@ impl Near<'_> {
         if let Some(result) = result {
             result.sink().put(&former);
         }
+        staging::recycle(former);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! The encoding of messages between origins and targets of windows.
 
 use crate::datatype::Shape;
+use crate::staging;
 
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +74,8 @@ impl<'a> Message<'a> {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut shape = Vec::new();
         self.shape.encode(&mut shape);
-        let mut out = Vec::with_capacity(HEAD_BYTES + shape.len() + self.data.len());
+        let len = HEAD_BYTES + shape.len() + self.data.len();
+        let mut out = staging::reserve(len).unwrap_or_else(|| Vec::with_capacity(len));
         out.extend((self.kind as u32).to_le_bytes());
         out.extend(self.op.to_le_bytes());
         out.extend(self.of.to_le_bytes());
