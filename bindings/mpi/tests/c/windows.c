@@ -338,11 +338,40 @@ static void gets_without_end(void) {
   free(into);
 }
 
+/* Exclusive locks and accumulates lose no count, in windows that the library allocates and in others. */
+static void counts(void) {
+  enum { TIMES = 300, SUMS = 500 };
+  double ones[SUMS], *memory;
+  for (int i = 0; i < SUMS; i++) ones[i] = 1;
+  for (int allocated = 0; allocated < 2; allocated++) {
+    MPI_Win window;
+    MPI_Aint bytes = (SUMS + 1) * sizeof *memory;
+    double *own = calloc(SUMS + 1, sizeof *own);
+    if (allocated) CHECK(!MPI_Win_allocate(bytes, sizeof *memory, MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));
+    else CHECK(!MPI_Win_create(memory = own, bytes, sizeof *memory, MPI_INFO_NULL, MPI_COMM_WORLD, &window));
+    if (allocated) memset(memory, 0, bytes);
+    CHECK(!MPI_Barrier(MPI_COMM_WORLD));
+    int last = size - 1, times = allocated ? TIMES : TIMES / 10;
+    for (int i = 0; i < times; i++) {
+      double count;
+      CHECK(!MPI_Win_lock(MPI_LOCK_EXCLUSIVE, last, 0, window) && !MPI_Get(&count, 1, MPI_DOUBLE, last, 0, 1, MPI_DOUBLE, window));
+      CHECK(!MPI_Win_flush(last, window) && ++count);
+      CHECK(!MPI_Put(&count, 1, MPI_DOUBLE, last, 0, 1, MPI_DOUBLE, window) && !MPI_Win_unlock(last, window));
+      CHECK(!MPI_Win_lock(MPI_LOCK_SHARED, last, 0, window));
+      CHECK(!MPI_Accumulate(ones, SUMS, MPI_DOUBLE, last, 1, SUMS, MPI_DOUBLE, MPI_SUM, window) && !MPI_Win_unlock(last, window));
+    }
+    CHECK(!MPI_Barrier(MPI_COMM_WORLD) && !MPI_Win_lock(MPI_LOCK_SHARED, rank, 0, window));
+    for (int i = 0; i <= SUMS && rank == last; i++) CHECK(memory[i] == times * size);
+    CHECK(!MPI_Win_unlock(rank, window) && !MPI_Win_free(&window));
+    free(own);
+  }
+}
+
 int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), long_units(), columns(), attached_columns(), pairs_in_arrays(), gaps_of_pairs(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end();
+  refused(), long_units(), columns(), attached_columns(), pairs_in_arrays(), gaps_of_pairs(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end(), counts();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

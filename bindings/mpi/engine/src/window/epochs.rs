@@ -271,7 +271,10 @@ pub unsafe fn win_lock(kind: c_int, target: c_int, _assertion: c_int, window: c_
     if window.epochs().locked.contains(&target) {
         return fail(Class::RmaSync, format!("rank {target} of the window is already locked"));
     }
-    window.ask(target, Kind::Lock, kind)?.wait()?;
+    match window.near(target) {
+        Some(near) => near.acquire(kind == LOCK_EXCLUSIVE)?,
+        None => window.ask(target, Kind::Lock, kind)?.wait()?,
+    }
     let mut epochs = window.epochs();
     epochs.fence = false;
     epochs.locked.insert(target);
@@ -284,8 +287,14 @@ pub unsafe fn win_unlock(target: c_int, window: c_int) -> Outcome {
     if !window.epochs().locked.contains(&target) {
         return fail(Class::RmaSync, format!("rank {target} of the window is not locked"));
     }
-    // The target handles the message after all earlier ones of this rank.
-    let outcome = window.end(vec![(target, window.ask(target, Kind::Unlock, 0)?)]);
+    let outcome = match window.near(target) {
+        Some(near) => {
+            near.release();
+            Ok(())
+        }
+        // The target handles the message after all earlier ones of this rank.
+        None => window.end(vec![(target, window.ask(target, Kind::Unlock, 0)?)]),
+    };
     let mut epochs = window.epochs();
     epochs.locked.remove(&target);
     epochs.sent.remove(&target);
@@ -297,7 +306,10 @@ pub unsafe fn win_lock_all(_assertion: c_int, window: c_int) -> Outcome {
     window.may_access("all ranks are locked", Overlap::None)?;
     let mut asked = Vec::new();
     for target in 0..window.comm.size() {
-        asked.push(window.ask(target, Kind::Lock, LOCK_SHARED)?);
+        match window.near(target) {
+            Some(near) => near.acquire(false)?,
+            None => asked.push(window.ask(target, Kind::Lock, LOCK_SHARED)?),
+        }
     }
     asked.into_iter().try_for_each(|operation| operation.wait())?;
     let mut epochs = window.epochs();
@@ -313,7 +325,10 @@ pub unsafe fn win_unlock_all(window: c_int) -> Outcome {
     }
     let mut asked = Vec::new();
     for target in 0..window.comm.size() {
-        asked.push((target, window.ask(target, Kind::Unlock, 0)?));
+        match window.near(target) {
+            Some(near) => near.release(),
+            None => asked.push((target, window.ask(target, Kind::Unlock, 0)?)),
+        }
     }
     let outcome = window.end(asked);
     let mut epochs = window.epochs();

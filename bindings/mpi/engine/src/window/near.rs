@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use super::Window;
 use super::handle_messages::{carry_out, refusal};
 use super::operations::Own;
+use super::shared::Word;
 use super::wire::Message;
 use crate::datatype::{self, Shape};
 use crate::error::Outcome;
@@ -19,10 +20,16 @@ thread_local! {
     static PACKED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// The bits of [`Word::Access`] beside the number of ranks that share the lock: one rank has it for itself, or wants it, so that no further
+/// ranks get to share it.
+const EXCLUSIVE: u32 = 1 << 31;
+const WANTED: u32 = 1 << 30;
+
 /// A target's part of a window, in this process.
 pub(super) struct Near<'a> {
     memory: *mut u8,
-    lock: &'a AtomicU32,
+    accumulates: &'a AtomicU32,
+    access: &'a AtomicU32,
     /// Whether the target is this rank, whose buffers may overlap with its own part.
     is_self: bool,
 }
@@ -32,7 +39,9 @@ impl Window {
     pub(super) fn near(&self, rank: u32) -> Option<Near<'_>> {
         let segment = self.segment.as_ref()?;
         let memory = segment.address(rank as usize) as *mut u8;
-        Some(Near { memory, lock: segment.lock(rank as usize), is_self: rank == self.comm.rank })
+        let word = |word| segment.word(rank as usize, word);
+        let (accumulates, access) = (word(Word::Accumulates), word(Word::Access));
+        Some(Near { memory, accumulates, access, is_self: rank == self.comm.rank })
     }
 }
 
@@ -89,11 +98,45 @@ impl Near<'_> {
         Ok(())
     }
 
+    /// Waits for the target's lock.
+    ///
+    /// # Errors
+    /// If the job fails while other ranks have the lock.
+    pub(super) fn acquire(&self, is_exclusive: bool) -> Outcome {
+        net::wait_until(|| if is_exclusive { try_exclusive(self.access) } else { try_shared(self.access) })
+    }
+
+    /// Releases the target's lock, which this rank has.
+    pub(super) fn release(&self) {
+        if self.access.load(Ordering::Relaxed) & EXCLUSIVE != 0 {
+            self.access.fetch_and(!EXCLUSIVE, Ordering::Release);
+        } else {
+            self.access.fetch_sub(1, Ordering::Release);
+        }
+    }
+
     fn locked<T>(&self, call: impl FnOnce() -> T) -> Outcome<T> {
-        net::wait_until(|| self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok())?;
-        let _held = Held(self.lock);
+        let lock = self.accumulates;
+        net::wait_until(|| lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok())?;
+        let _held = Held(lock);
         Ok(call())
     }
+}
+
+fn try_shared(word: &AtomicU32) -> bool {
+    let now = word.load(Ordering::Relaxed);
+    now & (EXCLUSIVE | WANTED) == 0
+        && word.compare_exchange(now, now + 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+}
+
+fn try_exclusive(word: &AtomicU32) -> bool {
+    let now = word.load(Ordering::Relaxed);
+    if now & !WANTED == 0 {
+        // Others that also want it say so again.
+        return word.compare_exchange(now, EXCLUSIVE, Ordering::Acquire, Ordering::Relaxed).is_ok();
+    }
+    word.fetch_or(WANTED, Ordering::Relaxed);
+    false
 }
 
 /// Releases a lock, also if the call that holds it panics.
@@ -116,4 +159,28 @@ fn packed<T>(own: &Own, call: impl FnOnce(&[u8]) -> T) -> T {
         }
         result
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_wants_the_lock_for_itself_is_not_overtaken() {
+        let word = AtomicU32::new(0);
+        let near = Near { memory: std::ptr::null_mut(), accumulates: &word, access: &word, is_self: false };
+        assert!(try_shared(&word) && try_shared(&word));
+        assert!(!try_exclusive(&word) && !try_shared(&word), "it is wanted");
+        near.release();
+        assert!(!try_exclusive(&word), "one rank is left");
+        near.release();
+        assert!(!try_shared(&word) && try_exclusive(&word));
+        assert!(!try_shared(&word) && !try_exclusive(&word) && !try_exclusive(&word));
+        near.release();
+        assert!(!try_shared(&word) && try_exclusive(&word), "two ranks have wanted it");
+        near.release();
+        assert!(try_shared(&word));
+        near.release();
+        assert_eq!(word.into_inner(), 0);
+    }
 }

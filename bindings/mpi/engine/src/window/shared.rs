@@ -5,10 +5,19 @@ use std::sync::atomic::AtomicU32;
 
 use crate::error::{Class, Fail, Outcome, fail};
 
-/// Distance between the locks of two ranks: two cache lines, since processors fetch pairs of them.
-const LOCK_BYTES: usize = 128;
+/// Distance between the words of two ranks.
+const WORDS_BYTES: usize = 128;
 
-/// A mapping of the memory of all ranks of a window, with a lock for each rank's part behind it.
+/// Words for each rank's part of a window, on cache lines of their own.
+#[derive(Clone, Copy)]
+pub(super) enum Word {
+    /// 1 while a rank accumulates there.
+    Accumulates = 0,
+    /// The lock of `MPI_Win_lock`.
+    Access = 64,
+}
+
+/// A mapping of the memory of all ranks of a window, with the words of each rank's part behind it.
 #[derive(Debug)]
 pub(super) struct Segment {
     at: usize,
@@ -33,7 +42,7 @@ impl Segment {
     }
 
     fn open(name: u64, len: usize, starts: Vec<usize>, flags: libc::c_int) -> Outcome<Self> {
-        let (path, len) = (path(name)?, len.next_multiple_of(LOCK_BYTES) + LOCK_BYTES * starts.len());
+        let (path, len) = (path(name)?, len.next_multiple_of(WORDS_BYTES) + WORDS_BYTES * starts.len());
         let system =
             |what: &str| Fail::new(Class::NoMem, format!("{what}: {}", std::io::Error::last_os_error()));
         // SAFETY: plain system calls; the descriptor is closed on every path, and the returned value owns the mapping.
@@ -69,11 +78,11 @@ impl Segment {
         self.at + self.starts[rank]
     }
 
-    /// Returns the lock of a rank's part: 1 while a rank accumulates there.
-    pub(super) fn lock(&self, rank: usize) -> &AtomicU32 {
-        let at = self.at + self.len - LOCK_BYTES * (self.starts.len() - rank);
-        // SAFETY: the word lies in the mapping, behind all parts, is aligned, and was zero at first. Only locks lie there, and this value
-        // keeps the mapping. Test: `windows`.
+    /// Returns a word of a rank's part.
+    pub(super) fn word(&self, rank: usize, word: Word) -> &AtomicU32 {
+        let at = self.at + self.len - WORDS_BYTES * (self.starts.len() - rank) + word as usize;
+        // SAFETY: the word lies in the mapping, behind all parts, is aligned, and was zero at first. Only such words lie there, and this
+        // value keeps the mapping. Test: `windows`.
         unsafe { AtomicU32::from_ptr(at as *mut u32) }
     }
 }
