@@ -3,7 +3,7 @@
 //! The text is a comma-separated list of `[collective[@from-to]:]algorithm`, in which the first rule that fits
 //! an operation counts: `ring`, `all_reduce:tree`,
 //! `all_reduce@0-64K:one_shot,all_reduce@64K-:ring,broadcast:binomial`. Sizes are bytes as
-//! [`select`](crate::select::select) counts them, with K, M and G for powers of 1024, both ends included. A
+//! [`Request`](crate::select::Request) counts them, with K, M and G for powers of 1024, both ends included. A
 //! rule without a collective applies where its algorithm can serve; a rule with one is binding, and fails
 //! where the algorithm cannot serve.
 
@@ -38,7 +38,7 @@ pub struct Rule {
 }
 
 impl Overrides {
-    /// Returns the algorithm asked for, to be passed to [`select`](crate::select::select) with the same arguments.
+    /// Returns the algorithm asked for, to be passed to [`Request::forced`](crate::select::Request::forced) of the same call.
     #[must_use]
     pub fn force(&self, task: &Task, bytes: u64, irregular: bool, order: Order) -> Option<Algorithm> {
         let fits = |rule: &&Rule| match rule.collective {
