@@ -21,7 +21,7 @@ use super::copier::Copier;
 use super::copier::Stores;
 use super::endpoint::ShmEndpoint;
 use super::places::Places;
-use super::rounds::Rounds;
+use super::rounds::{CLAIM_MAX_BYTES, CLAIM_MAX_WAITING_BYTES, Rounds};
 use crate::stage::{Awaited, Needs, StageMismatch};
 use crate::sys::atomic::AtomicU32;
 
@@ -140,7 +140,7 @@ pub struct Exchange {
     /// The members needed in the current round, and the length of its payloads.
     needs: Needs,
     len: usize,
-    /// Whether this member gave a payload in that round.
+    /// Whether this member gave a payload in the latest round.
     gave: bool,
     /// The bell's value when the owner announced that it would sleep.
     armed_at: Option<u32>,
@@ -247,7 +247,7 @@ impl Exchange {
     pub fn publish<F: FnOnce(Slot<'_>)>(&mut self, tag: u64, len: usize, needs: Needs, fill: Option<F>) {
         assert!(len <= EXCHANGE_MAX, "an exchange of {len} bytes; at most {EXCHANGE_MAX}");
         assert!(self.state == State::Idle, "the previous exchange is not finished: {:?}", self.state);
-        let (gave, gives) = (self.gave, fill.is_some());
+        let gives = fill.is_some();
         let given = if gives { len } else { 0 };
         assert!(self.rounds.is_known_free(given), "somebody may still read what would be overwritten");
         if let Some(fill) = fill {
@@ -260,11 +260,18 @@ impl Exchange {
             }
         }
         self.rounds.publish(tag, len as u64);
-        (self.state, self.needs, self.len, self.gave) = (State::Waiting, needs, len, gives);
+        (self.state, self.needs, self.len) = (State::Waiting, needs, len);
         self.rounds.arena().ring_bell(self.rounds.member());
         if self.moves_lines {
-            self.rounds.claim_next(len, (gave, gives));
+            let most = match gives {
+                true => CLAIM_MAX_BYTES,
+                // It gives in turn with others.
+                false if self.gave => CLAIM_MAX_WAITING_BYTES,
+                false => 0,
+            };
+            self.rounds.claim_next(len, most);
         }
+        self.gave = gives;
     }
 
     /// Returns whether all needed members have published this round. Never blocks; remembers the members that it has

@@ -45,9 +45,9 @@ pub const EXCHANGE_INLINE: usize = LINE_BYTES - LINE_PAYLOAD;
 /// Longest payload in bytes that is [handed on](lines::hand_on) to the cache that processors share.
 const HANDED_ON_MAX_BYTES: usize = 1024;
 /// Longest payload in bytes for whose successor lines are [claimed](lines::claim).
-const CLAIM_MAX_BYTES: usize = 4096;
+pub(super) const CLAIM_MAX_BYTES: usize = 4096;
 /// As [`CLAIM_MAX_BYTES`], for a member that only waits in a round, and gives in others.
-const CLAIM_MAX_WAITING_BYTES: usize = 64 << 10;
+pub(super) const CLAIM_MAX_WAITING_BYTES: usize = 64 << 10;
 
 /// One member's view of the rounds of an area.
 #[derive(Debug)]
@@ -140,16 +140,10 @@ impl Rounds {
         }
     }
 
-    /// Brings to this processor the lines in which the next round is published if it is as long as this one: useful
-    /// work while the other members are awaited, who have read these lines some rounds ago. `gave` says whether this
-    /// member gave a payload in the round before, and in this one.
+    /// Brings to this processor the lines in which the next round is published if it is as long as this one, and no longer
+    /// than `most`: useful work while the other members are awaited, who have read these lines some rounds ago.
     #[inline]
-    pub(super) fn claim_next(&self, len: usize, gave: (bool, bool)) {
-        let most = match gave {
-            (_, true) => CLAIM_MAX_BYTES,
-            (true, false) => CLAIM_MAX_WAITING_BYTES,
-            (false, false) => 0,
-        };
+    pub(super) fn claim_next(&self, len: usize, most: usize) {
         let line = self.line(self.member, self.round + 1);
         if len <= EXCHANGE_INLINE {
             lines::claim(line, LINE_PAYLOAD + len);

@@ -25,7 +25,7 @@ impl Staging {
     /// Takes a block of `len` bytes.
     #[must_use]
     pub fn new(len: usize) -> Self {
-        let found = if len < KEPT_MIN_BYTES { None } else { take(len) };
+        let found = if len < KEPT_MIN_BYTES { None } else { take(len, usize::MAX) };
         // At least one byte, so that empty memory has an address of its own too.
         Self { memory: found.unwrap_or_else(|| Vec::with_capacity(len.max(1))), len }
     }
@@ -60,10 +60,11 @@ impl From<Vec<u8>> for Staging {
     }
 }
 
-/// Takes an empty block with room for `len` bytes; `None` if there is no memory.
+/// Takes an empty block with room for `len` bytes, and not for many more, since the owner may keep it for long; `None` if there is no
+/// memory.
 #[must_use]
 pub fn reserve(len: usize) -> Option<Vec<u8>> {
-    let mut block = if len < KEPT_MIN_BYTES { None } else { take(len) }.unwrap_or_default();
+    let mut block = if len < KEPT_MIN_BYTES { None } else { take(len, 4 * len) }.unwrap_or_default();
     block.clear();
     block.try_reserve_exact(len).ok()?;
     Some(block)
@@ -82,10 +83,10 @@ impl Drop for Staging {
     }
 }
 
-/// Takes the smallest kept block that is long enough.
-fn take(len: usize) -> Option<Vec<u8>> {
+/// Takes the smallest kept block that is long enough, and no longer than `most`.
+fn take(len: usize, most: usize) -> Option<Vec<u8>> {
     let mut free = FREE.lock().unpoisoned();
-    let fits = free.iter().enumerate().filter(|(_, block)| block.capacity() >= len);
+    let fits = free.iter().enumerate().filter(|(_, block)| (len..=most).contains(&block.capacity()));
     let (at, _) = fits.min_by_key(|(_, block)| block.capacity())?;
     Some(free.swap_remove(at))
 }

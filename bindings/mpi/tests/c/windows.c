@@ -1,6 +1,7 @@
 /* One-sided: fences, locks, accumulates, shared memory. Any number of ranks. */
 #include "test.h"
 #include <pthread.h>
+#include <signal.h>
 #include <sys/resource.h>
 
 /* The synchronisation with a target reports operations that the target has refused, once. */
@@ -338,6 +339,30 @@ static void gets_without_end(void) {
   free(into);
 }
 
+/* Without enough shared memory, each rank allocates its own, and the info says why. */
+static void short_of_shared_memory(void) {
+  enum { LONG = 4 << 20 };
+  struct rlimit before, less;
+  MPI_Win window;
+  MPI_Info info;
+  MPI_Aint bytes;
+  char *memory, *found, value[MPI_MAX_INFO_VAL + 1], why[MPI_MAX_INFO_VAL + 1];
+  int unit, flag, next = (rank + 1) % size;
+  CHECK(signal(SIGXFSZ, SIG_IGN) != SIG_ERR && !getrlimit(RLIMIT_FSIZE, &before));
+  for (int is_short = 0; is_short < 2; is_short++) {
+    less = before;
+    if (is_short) less.rlim_cur = LONG / 2;
+    CHECK(!setrlimit(RLIMIT_FSIZE, &less) && !MPI_Win_allocate(LONG, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));
+    CHECK(!setrlimit(RLIMIT_FSIZE, &before) && !MPI_Win_get_info(window, &info));
+    CHECK(!MPI_Info_get(info, "kolo_memory", MPI_MAX_INFO_VAL, value, &flag) && flag && !MPI_Info_free(&info));
+    CHECK(!MPI_Win_shared_query(window, next, &bytes, &unit, &found));
+    snprintf(why, sizeof why, "%s", is_short && size > 1 ? "each rank's own: " : "");
+    CHECK(!strncmp(value, why, strlen(why)) && (size == 1 || (bytes == LONG) == !strcmp(value, "shared")));
+    CHECK(!MPI_Win_fence(0, window) && !MPI_Put("x", 1, MPI_CHAR, next, LONG - 1, 1, MPI_CHAR, window));
+    CHECK(!MPI_Win_fence(0, window) && memory[LONG - 1] == 'x' && !MPI_Win_free(&window));
+  }
+}
+
 /* Exclusive locks and accumulates lose no count, in windows that the library allocates and in others. */
 static void counts(void) {
   enum { TIMES = 300, SUMS = 500 };
@@ -371,7 +396,7 @@ int main(int argc, char **argv) {
   int level;
   CHECK(!MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level) && level == MPI_THREAD_MULTIPLE);
   CHECK(!MPI_Comm_rank(MPI_COMM_WORLD, &rank) && !MPI_Comm_size(MPI_COMM_WORLD, &size));
-  refused(), long_units(), columns(), attached_columns(), pairs_in_arrays(), gaps_of_pairs(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end(), counts();
+  refused(), long_units(), columns(), attached_columns(), pairs_in_arrays(), gaps_of_pairs(), impossible_on_one_rank(), flushes_of_threads(), epochs(), queries(), nothing(), floods(), swaps(), hints(), gets_without_end(), counts(), short_of_shared_memory();
   MPI_Win window;
   int *memory, got = -1, next = (rank + 1) % size, before = (rank + size - 1) % size;
   CHECK(!MPI_Win_allocate(4 * sizeof(int), sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &memory, &window));

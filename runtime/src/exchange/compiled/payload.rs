@@ -156,9 +156,8 @@ impl CompiledExchange {
         }
     }
 
-    /// Returns the address of what this rank publishes; `None` if only its presence counts, since no rank reads more. A
-    /// reduce of 1 MiB between two ranks takes 1.5 times as long if the root copies in its own vector too, and a gather
-    /// 1.8 times.
+    /// Returns the address of what this rank publishes; `None` if only its presence counts, since no rank reads more: see
+    /// docs/measurements.md, "One shot or two".
     #[inline]
     pub(super) fn given(&self, call: &Call) -> Option<*const u8> {
         let is_read = match call.collective {

@@ -71,6 +71,25 @@ impl Window {
         Ok(operation)
     }
 
+    /// Takes the lock of a target, or asks for it.
+    fn begin_access(&self, target: u32, kind: c_int) -> Outcome<Option<Arc<Operation>>> {
+        match self.near(target) {
+            Some(near) => near.acquire(kind == LOCK_EXCLUSIVE).map(|()| None),
+            None => self.ask(target, Kind::Lock, kind).map(Some),
+        }
+    }
+
+    /// Releases the lock of a target, or asks it to do so: it handles the message after all earlier ones of this rank.
+    fn end_access(&self, target: u32) -> Outcome<Option<(u32, Arc<Operation>)>> {
+        match self.near(target) {
+            Some(near) => {
+                near.release();
+                Ok(None)
+            }
+            None => self.ask(target, Kind::Unlock, 0).map(|asked| Some((target, asked))),
+        }
+    }
+
     /// Waits until all operations on the given targets are done.
     fn flush(&self, of: impl Fn(u32) -> bool) -> Outcome {
         let open = |(target, (sent, done)): (&u32, &(u64, u64))| {
@@ -271,10 +290,7 @@ pub unsafe fn win_lock(kind: c_int, target: c_int, _assertion: c_int, window: c_
     if window.epochs().locked.contains(&target) {
         return fail(Class::RmaSync, format!("rank {target} of the window is already locked"));
     }
-    match window.near(target) {
-        Some(near) => near.acquire(kind == LOCK_EXCLUSIVE)?,
-        None => window.ask(target, Kind::Lock, kind)?.wait()?,
-    }
+    window.begin_access(target, kind)?.map_or(Ok(()), |asked| asked.wait())?;
     let mut epochs = window.epochs();
     epochs.fence = false;
     epochs.locked.insert(target);
@@ -287,14 +303,7 @@ pub unsafe fn win_unlock(target: c_int, window: c_int) -> Outcome {
     if !window.epochs().locked.contains(&target) {
         return fail(Class::RmaSync, format!("rank {target} of the window is not locked"));
     }
-    let outcome = match window.near(target) {
-        Some(near) => {
-            near.release();
-            Ok(())
-        }
-        // The target handles the message after all earlier ones of this rank.
-        None => window.end(vec![(target, window.ask(target, Kind::Unlock, 0)?)]),
-    };
+    let outcome = window.end(window.end_access(target)?.into_iter().collect());
     let mut epochs = window.epochs();
     epochs.locked.remove(&target);
     epochs.sent.remove(&target);
@@ -306,10 +315,7 @@ pub unsafe fn win_lock_all(_assertion: c_int, window: c_int) -> Outcome {
     window.may_access("all ranks are locked", Overlap::None)?;
     let mut asked = Vec::new();
     for target in 0..window.comm.size() {
-        match window.near(target) {
-            Some(near) => near.acquire(false)?,
-            None => asked.push(window.ask(target, Kind::Lock, LOCK_SHARED)?),
-        }
+        asked.extend(window.begin_access(target, LOCK_SHARED)?);
     }
     asked.into_iter().try_for_each(|operation| operation.wait())?;
     let mut epochs = window.epochs();
@@ -325,10 +331,7 @@ pub unsafe fn win_unlock_all(window: c_int) -> Outcome {
     }
     let mut asked = Vec::new();
     for target in 0..window.comm.size() {
-        match window.near(target) {
-            Some(near) => near.release(),
-            None => asked.push((target, window.ask(target, Kind::Unlock, 0)?)),
-        }
+        asked.extend(window.end_access(target)?);
     }
     let outcome = window.end(asked);
     let mut epochs = window.epochs();

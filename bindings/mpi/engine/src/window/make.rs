@@ -31,7 +31,12 @@ struct Own {
     unit: i64,
     flavor: c_int,
     info: Pairs,
+    /// Whose memory an allocated window is, and why: the value of [`MEMORY_KEY`].
+    memory: Option<String>,
 }
+
+/// The info key by which programs learn whether the ranks share the memory of an allocated window.
+const MEMORY_KEY: &str = "kolo_memory";
 
 fn own(base: usize, size: i64, unit: i64, flavor: c_int, info: c_int) -> Outcome<Own> {
     if size < 0 {
@@ -40,7 +45,7 @@ fn own(base: usize, size: i64, unit: i64, flavor: c_int, info: c_int) -> Outcome
     if unit < 1 {
         return fail(Class::Disp, format!("the displacement unit is {unit} bytes"));
     }
-    Ok(Own { base, size, unit, flavor, info: info::pairs(info)? })
+    Ok(Own { base, size, unit, flavor, info: info::pairs(info)?, memory: None })
 }
 
 /// Exchanges the contributions; returns the sizes and units of all ranks.
@@ -62,6 +67,7 @@ fn make(comm: &Arc<Comm>, own: Own, segment: Option<Segment>) -> Outcome<c_int> 
         if own.flavor == WIN_FLAVOR_SHARED { &hints::OF_SHARED_WINDOWS } else { &[] };
     let mut shown_hints = hints::defaults(hints::OF_WINDOWS.iter().chain(of_shared));
     hints::merge(&mut shown_hints, own.info);
+    shown_hints.extend(own.memory.map(|memory| (MEMORY_KEY.to_owned(), memory)));
     let (shown_flavor, shown_model) = flavor::window_out(own.flavor, WIN_UNIFIED);
     let window = Arc::new(Window {
         handle: AtomicI32::new(WIN_NULL),
@@ -116,14 +122,20 @@ pub unsafe fn win_allocate(
 ) -> Outcome {
     let comm = comm::intra(comm)?;
     let mut own = collective::all_well(&comm, own(0, size, unit, WIN_FLAVOR_ALLOCATE, info))?;
-    let segment = allocated_segment(&comm, &own)?;
-    if let Some(segment) = &segment {
-        own.base = segment.address(comm.rank as usize);
-    } else {
-        // A rank without memory would otherwise leave the others waiting. If making the window fails from here on, others may know it
-        // already and write to the memory.
-        own.base = collective::all_well(&comm, Allocation::new(size))?.keep();
-    }
+    let segment = match allocated_segment(&comm, &own)? {
+        Ok(segment) => {
+            own.base = segment.address(comm.rank as usize);
+            own.memory = Some("shared".to_owned());
+            Some(segment)
+        }
+        Err(why) => {
+            // A rank without memory would otherwise leave the others waiting. If making the window fails from here on, others may know it
+            // already and write to the memory.
+            own.base = collective::all_well(&comm, Allocation::new(size))?.keep();
+            own.memory = Some(format!("each rank's own: {why}"));
+            None
+        }
+    };
     let address = own.base;
     let window = make(&comm, own, segment)?;
     // SAFETY: the caller's promise: places for an address and a handle.
@@ -222,17 +234,20 @@ fn segment(comm: &Arc<Comm>, own: &Own, apart: bool) -> Outcome<Segment> {
     mapped
 }
 
-/// Returns shared memory for an allocated window, if all ranks share memory and have enough of it. Where it is short, as in containers
-/// with a small `/dev/shm`, each rank allocates memory of its own, and operations are messages.
-fn allocated_segment(comm: &Arc<Comm>, own: &Own) -> Outcome<Option<Segment>> {
-    let shares = net::net()?.shares_memory(&comm.members);
+/// Returns shared memory for an allocated window, or the reason why there is none: it may be short, as in containers with a small
+/// `/dev/shm`. Each rank then allocates memory of its own, and operations are messages.
+fn allocated_segment(comm: &Arc<Comm>, own: &Own) -> Outcome<Result<Segment, String>> {
+    let shares = is_on_one_host(comm) && net::net()?.shares_memory(&comm.members);
     let all_share = collective::share(comm, &[u8::from(shares)])?.iter().all(|shares| *shares == 1);
-    if comm.size() == 1 || !all_share || !is_on_one_host(comm) {
-        return Ok(None);
+    if comm.size() == 1 {
+        return Ok(Err("there is a single rank".to_owned()));
+    }
+    if !all_share {
+        return Ok(Err("the ranks share no memory".to_owned()));
     }
     match segment(comm, own, true) {
-        Err(why) if why.class == Class::NoMem as c_int => Ok(None),
-        made => made.map(Some),
+        Err(why) if why.class == Class::NoMem as c_int => Ok(Err(why.text.to_string())),
+        made => made.map(Ok),
     }
 }
 

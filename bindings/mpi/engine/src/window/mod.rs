@@ -1,9 +1,8 @@
 //! One-sided communication.
 //!
-//! If all ranks share the memory of a window, operations access it directly (`near.rs`). Otherwise,
-//! every operation is a message to the target, whose process handles it in any call of MPI, or in the library's own thread, which polls
-//! while there are windows. Messages from one rank to another are handled in order, so the answer to a message means that all earlier
-//! messages are done. Messages are handled under the lock of the messages, so accumulates are atomic with respect to each other.
+//! If all ranks share the memory of a window, operations access it directly (`near.rs`). Otherwise, every operation is a message to the
+//! target, whose process handles it in any call of MPI, or in the library's own thread, which polls while there are windows. Messages from
+//! one rank to another are handled in order, so the answer to a message means that all earlier messages are done. Messages are handled under the lock of the messages, so accumulates are atomic with respect to each other.
 
 mod backlog;
 mod calls;

@@ -1,24 +1,16 @@
 //! Operations on memory that the origin shares with the target. They take no message, and are complete when their calls return.
 
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::Window;
 use super::handle_messages::{carry_out, refusal};
 use super::operations::Own;
-use super::shared::Word;
+use super::shared::{Segment, Word};
 use super::wire::Message;
 use crate::datatype::{self, Shape};
 use crate::error::Outcome;
 use crate::net;
 use crate::staging;
-
-/// The longest copy of an origin's data that is kept for the next operation.
-const KEPT_BYTES: usize = 4 << 20;
-
-thread_local! {
-    static PACKED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
 
 /// The bits of [`Word::Access`] beside the number of ranks that share the lock: one rank has it for itself, or wants it, so that no further
 /// ranks get to share it.
@@ -27,49 +19,58 @@ const WANTED: u32 = 1 << 30;
 
 /// A target's part of a window, in this process.
 pub(super) struct Near<'a> {
-    memory: *mut u8,
-    accumulates: &'a AtomicU32,
-    access: &'a AtomicU32,
-    /// Whether the target is this rank, whose buffers may overlap with its own part.
-    is_self: bool,
+    segment: &'a Segment,
+    rank: usize,
 }
 
 impl Window {
     /// Returns the part of a rank, if this process has mapped it.
     pub(super) fn near(&self, rank: u32) -> Option<Near<'_>> {
-        let segment = self.segment.as_ref()?;
-        let memory = segment.address(rank as usize) as *mut u8;
-        let word = |word| segment.word(rank as usize, word);
-        let (accumulates, access) = (word(Word::Accumulates), word(Word::Access));
-        Some(Near { memory, accumulates, access, is_self: rank == self.comm.rank })
+        self.segment.as_ref().map(|segment| Near { segment, rank: rank as usize })
     }
 }
 
 impl Near<'_> {
-    /// Copies this rank's elements to the positions, which are checked and have as many bytes.
-    pub(super) fn put(&self, own: &Own, shape: &Shape) {
-        // SAFETY: the positions lie in the target's part, and the program has lent its elements to the call. Two ranks' memory does not
-        // overlap, and this rank's is copied first. Test: `windows`.
-        unsafe {
-            match own.flat().filter(|_| !self.is_self) {
-                Some(data) => shape.unpack_from(data, self.memory),
-                None => drop(packed(own, |data| shape.unpack(data, self.memory))),
-            }
-        }
-        fence(Ordering::SeqCst);
+    fn memory(&self) -> *mut u8 {
+        self.segment.address(self.rank) as *mut u8
     }
 
-    /// Copies the data at the positions to this rank's elements, which have as many bytes.
+    fn word(&self, word: Word) -> &AtomicU32 {
+        self.segment.word(self.rank, word)
+    }
+
+    /// Returns where the data of this rank's elements begins, if it has no gaps and lies outside of the window.
+    fn apart(&self, own: &Own) -> Option<*mut u8> {
+        own.flat().filter(|data| !self.segment.overlaps(*data as usize, own.bytes()))
+    }
+
+    /// Copies this rank's elements to the positions, which are checked.
+    ///
+    /// # Errors
+    /// If the positions have another number of bytes.
+    pub(super) fn put(&self, own: &Own, shape: &Shape) -> Outcome {
+        let fits = match self.apart(own).filter(|_| own.bytes() == shape.bytes()) {
+            // SAFETY: the positions lie in the target's part, and the program has lent its elements to the call. Test: `windows`.
+            Some(data) => Some(unsafe { shape.unpack_from(data, self.memory()) }),
+            // SAFETY: likewise, from a copy of the elements.
+            None => own.with_packed(|data| unsafe { shape.unpack(data, self.memory()) }),
+        };
+        fence(Ordering::SeqCst);
+        fits.ok_or_else(refusal)
+    }
+
+    /// Copies the data at the positions to this rank's elements, as far as there is room.
     pub(super) fn get(&self, own: &Own, shape: &Shape) {
         fence(Ordering::SeqCst);
-        // SAFETY: as in `put`.
-        unsafe {
-            if let Some(data) = own.flat().filter(|_| !self.is_self) {
-                shape.pack_to(self.memory, data);
-            } else {
-                let mut data = Vec::new();
-                shape.pack(self.memory, &mut data);
+        match self.apart(own).filter(|_| own.bytes() == shape.bytes()) {
+            // SAFETY: as in `put`.
+            Some(data) => unsafe { shape.pack_to(self.memory(), data) },
+            None => {
+                let mut data = staging::reserve(shape.bytes()).unwrap_or_default();
+                // SAFETY: as in `put`, to a copy.
+                unsafe { shape.pack(self.memory(), &mut data) };
                 own.sink().put(&data);
+                staging::recycle(data);
             }
         }
     }
@@ -84,10 +85,10 @@ impl Near<'_> {
         let given = message.data;
         let carry_out = |data: &[u8]| {
             // SAFETY: the positions lie in the target's part, and only the owner of the lock combines data there. Test: `windows`.
-            unsafe { carry_out(&Message { data, ..message }, of, self.memory) }
+            unsafe { carry_out(&Message { data, ..message }, of, self.memory()) }
         };
         let former = self.locked(|| match own {
-            Some(own) => packed(own, carry_out),
+            Some(own) => own.with_packed(carry_out),
             None => carry_out(given),
         })?;
         let former = former.ok_or_else(refusal)?;
@@ -103,20 +104,17 @@ impl Near<'_> {
     /// # Errors
     /// If the job fails while other ranks have the lock.
     pub(super) fn acquire(&self, is_exclusive: bool) -> Outcome {
-        net::wait_until(|| if is_exclusive { try_exclusive(self.access) } else { try_shared(self.access) })
+        let word = self.word(Word::Access);
+        net::wait_until(|| if is_exclusive { try_exclusive(word) } else { try_shared(word) })
     }
 
     /// Releases the target's lock, which this rank has.
     pub(super) fn release(&self) {
-        if self.access.load(Ordering::Relaxed) & EXCLUSIVE != 0 {
-            self.access.fetch_and(!EXCLUSIVE, Ordering::Release);
-        } else {
-            self.access.fetch_sub(1, Ordering::Release);
-        }
+        release(self.word(Word::Access));
     }
 
     fn locked<T>(&self, call: impl FnOnce() -> T) -> Outcome<T> {
-        let lock = self.accumulates;
+        let lock = self.word(Word::Accumulates);
         net::wait_until(|| lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok())?;
         let _held = Held(lock);
         Ok(call())
@@ -139,6 +137,14 @@ fn try_exclusive(word: &AtomicU32) -> bool {
     false
 }
 
+fn release(word: &AtomicU32) {
+    if word.load(Ordering::Relaxed) & EXCLUSIVE != 0 {
+        word.fetch_and(!EXCLUSIVE, Ordering::Release);
+    } else {
+        word.fetch_sub(1, Ordering::Release);
+    }
+}
+
 /// Releases a lock, also if the call that holds it panics.
 struct Held<'a>(&'a AtomicU32);
 
@@ -148,19 +154,6 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Calls `call` with a copy of the elements' data.
-fn packed<T>(own: &Own, call: impl FnOnce(&[u8]) -> T) -> T {
-    PACKED.with_borrow_mut(|data| {
-        data.clear();
-        own.pack(data);
-        let result = call(data);
-        if data.capacity() > KEPT_BYTES {
-            *data = Vec::new();
-        }
-        result
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,19 +161,18 @@ mod tests {
     #[test]
     fn a_rank_that_wants_the_lock_for_itself_is_not_overtaken() {
         let word = AtomicU32::new(0);
-        let near = Near { memory: std::ptr::null_mut(), accumulates: &word, access: &word, is_self: false };
         assert!(try_shared(&word) && try_shared(&word));
         assert!(!try_exclusive(&word) && !try_shared(&word), "it is wanted");
-        near.release();
+        release(&word);
         assert!(!try_exclusive(&word), "one rank is left");
-        near.release();
+        release(&word);
         assert!(!try_shared(&word) && try_exclusive(&word));
         assert!(!try_shared(&word) && !try_exclusive(&word) && !try_exclusive(&word));
-        near.release();
+        release(&word);
         assert!(!try_shared(&word) && try_exclusive(&word), "two ranks have wanted it");
-        near.release();
+        release(&word);
         assert!(try_shared(&word));
-        near.release();
+        release(&word);
         assert_eq!(word.into_inner(), 0);
     }
 }

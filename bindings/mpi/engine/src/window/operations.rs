@@ -15,6 +15,7 @@ use crate::error::{Class, Outcome, fail};
 use crate::net::{self, Elements, Sink};
 use crate::op::{self, Builtin};
 use crate::request::{self, Active};
+use crate::staging;
 
 /// Elements in this rank's memory.
 pub(super) struct Own {
@@ -42,6 +43,15 @@ impl Own {
         bytes
     }
 
+    /// Calls `call` with a copy of the elements' data.
+    pub(super) fn with_packed<T>(&self, call: impl FnOnce(&[u8]) -> T) -> T {
+        let mut data = staging::reserve(self.bytes()).unwrap_or_default();
+        self.pack(&mut data);
+        let result = call(&data);
+        staging::recycle(data);
+        result
+    }
+
     /// Returns where the data begins, if it has no gaps.
     pub(super) fn flat(&self) -> Option<*mut u8> {
         let start = (self.at as *mut u8).wrapping_offset(self.of.true_lower as isize);
@@ -52,7 +62,7 @@ impl Own {
         Sink::Typed(Elements { ptr: self.at as *mut u8, count: self.count, of: Arc::clone(&self.of) })
     }
 
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.count * self.of.size()
     }
 }
@@ -256,12 +266,14 @@ fn check_op(op: Builtin, of: c_int) -> Outcome {
 
 fn putting(own: &Own, target: &Target, answered: bool) -> Outcome<Arc<Operation>> {
     if let Some(near) = target.near() {
-        near.put(own, &target.bytes());
+        near.put(own, &target.bytes())?;
         return Ok(Operation::done());
     }
-    let (shape, data) = (target.bytes(), own.packed());
+    let shape = target.bytes();
     let (operation, number) = if answered { target.operation(None) } else { (Operation::new(None), 0) };
-    target.send(Message { of: BYTE, shape, data: &data, ..Message::plain(Kind::Put, 0, number) })?;
+    own.with_packed(|data| {
+        target.send(Message { of: BYTE, shape, data, ..Message::plain(Kind::Put, 0, number) })
+    })?;
     Ok(operation)
 }
 

@@ -78,6 +78,11 @@ impl Segment {
         self.at + self.starts[rank]
     }
 
+    /// Returns whether memory of this process overlaps with the mapping.
+    pub(super) fn overlaps(&self, at: usize, len: usize) -> bool {
+        at < self.at + self.len && at.saturating_add(len) > self.at
+    }
+
     /// Returns a word of a rank's part.
     pub(super) fn word(&self, rank: usize, word: Word) -> &AtomicU32 {
         let at = self.at + self.len - WORDS_BYTES * (self.starts.len() - rank) + word as usize;

@@ -75,7 +75,7 @@ impl<'a> Message<'a> {
         let mut shape = Vec::new();
         self.shape.encode(&mut shape);
         let len = HEAD_BYTES + shape.len() + self.data.len();
-        let mut out = staging::reserve(len).unwrap_or_else(|| Vec::with_capacity(len));
+        let mut out = staging::reserve(len).unwrap_or_default();
         out.extend((self.kind as u32).to_le_bytes());
         out.extend(self.op.to_le_bytes());
         out.extend(self.of.to_le_bytes());
