@@ -31,7 +31,7 @@ struct Own {
     unit: i64,
     flavor: c_int,
     info: Pairs,
-    /// Whose memory an allocated window is, and why: the value of [`MEMORY_KEY`].
+    /// The owner of an allocated window's memory, and the reason: the value of [`MEMORY_KEY`].
     memory: Option<String>,
 }
 

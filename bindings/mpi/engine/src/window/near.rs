@@ -50,8 +50,11 @@ impl Near<'_> {
     /// If the positions have another number of bytes.
     pub(super) fn put(&self, own: &Own, shape: &Shape) -> Outcome {
         let fits = match self.apart(own).filter(|_| own.bytes() == shape.bytes()) {
-            // SAFETY: the positions lie in the target's part, and the program has lent its elements to the call. Test: `windows`.
-            Some(data) => Some(unsafe { shape.unpack_from(data, self.memory()) }),
+            Some(data) => {
+                // SAFETY: the positions lie in the target's part, and the program has lent its elements to the call. Test: `windows`.
+                unsafe { shape.unpack_from(data, self.memory()) };
+                Some(())
+            }
             // SAFETY: likewise, from a copy of the elements.
             None => own.with_packed(|data| unsafe { shape.unpack(data, self.memory()) }),
         };
