@@ -64,7 +64,8 @@ impl From<Vec<u8>> for Staging {
 /// memory.
 #[must_use]
 pub fn reserve(len: usize) -> Option<Vec<u8>> {
-    let mut block = if len < KEPT_MIN_BYTES { None } else { take(len, 4 * len) }.unwrap_or_default();
+    let mut block =
+        if len < KEPT_MIN_BYTES { None } else { take(len, len.saturating_mul(4)) }.unwrap_or_default();
     block.clear();
     block.try_reserve_exact(len).ok()?;
     Some(block)
@@ -117,6 +118,14 @@ mod tests {
         drop(first);
         assert_eq!(Staging::new(len - 1).ptr(), at);
         assert_ne!(Staging::new(2 * len).ptr(), at);
+    }
+
+    #[test]
+    fn a_message_gets_no_block_that_is_much_longer() {
+        recycle(Vec::with_capacity(20 << 20));
+        let block = reserve(KEPT_MIN_BYTES).expect("memory");
+        assert!((KEPT_MIN_BYTES..=4 * KEPT_MIN_BYTES).contains(&block.capacity()));
+        assert!(reserve(usize::MAX).is_none());
     }
 
     #[test]
