@@ -2,7 +2,7 @@
 //!
 //! 1. A thread has the endpoints wake it, polls once more, and only then releases the lock and sleeps.
 //! 2. It sleeps on a word or on descriptors of the endpoints. It counts itself under the lock ([`ASLEEP`]), and [`Net::close`] waits for it.
-//! 3. Another thread may consume the event, or disarm the endpoints. So each sleep has a limit.
+//! 3. Another thread may consume the event, so each sleep has a limit. A thread that wakes leaves the endpoints armed for one that still sleeps.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -83,5 +83,9 @@ impl Net {
 
     fn disarm(&mut self) {
         self.ends.iter_mut().for_each(|end| end.disarm());
+        if anybody_sleeps() {
+            // What came meanwhile is found by the next poll, which every caller makes.
+            self.arm();
+        }
     }
 }

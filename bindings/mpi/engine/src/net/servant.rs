@@ -31,6 +31,8 @@ static SERVANT: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
 const LOOK: Duration = Duration::from_millis(10);
 /// The longest sleep between two polls. Messages end a sleep at the endpoints.
 const PAUSE: Duration = Duration::from_millis(1);
+/// Sleeps grow up to this during one collective, since each poll takes the processor from a rank.
+const PAUSE_MAX: Duration = LOOK;
 
 /// Starts the servant.
 pub(super) fn start() {
@@ -49,7 +51,7 @@ pub(crate) fn stop() {
 }
 
 fn run() {
-    let mut before = 0;
+    let (mut before, mut limit) = (0, PAUSE);
     let mut pacer = Pacer::beside_computation(world::policy());
     while !STOP.load(Ordering::Acquire) {
         let absent = ABSENT.load(Ordering::Relaxed);
@@ -58,6 +60,9 @@ fn run() {
         if !inside && WINDOWS.load(Ordering::Relaxed) == 0 {
             sleep_until_woken(LOOK);
             continue;
+        }
+        if !inside || !same {
+            limit = PAUSE;
         }
         // The functions of a program with one thread do not expect to run beside it.
         let may_call = !ONE_CALLS.load(Ordering::Relaxed) || !absent.is_multiple_of(ONCE);
@@ -68,8 +73,10 @@ fn run() {
             poll();
         } else if poll() {
             pacer.moved();
-        } else if super::wait::wants_sleep(&mut pacer) {
-            super::rest::until_news(PAUSE, |_| ());
+            limit = PAUSE;
+        } else if limit > PAUSE || super::wait::wants_sleep(&mut pacer) {
+            super::rest::until_news(limit, |_| ());
+            limit = (2 * limit).min(PAUSE_MAX);
         }
     }
 }
