@@ -111,10 +111,12 @@ impl Class {
         let round = ROUNDS[usize::from(turn >= EARLY)];
         let is_timed = turn.is_multiple_of(TIMED);
         match turn % round {
-            // Trials: one call goes in parts, and the next one reads in place.
+            // Trials: one call goes in parts, and the next two read in place. The first of these finds the buffers in
+            // their owners' caches, so the second one counts.
             1 => Opinion { asks: false, is_for_it: false, is_timed: true },
-            2 => Opinion { asks: true, is_for_it: true, is_timed: true },
-            3 => Opinion { asks: true, is_for_it: self.is_for_it, is_timed: true },
+            2 => Opinion { asks: true, is_for_it: true, is_timed: false },
+            3 => Opinion { asks: true, is_for_it: true, is_timed: true },
+            4 => Opinion { asks: true, is_for_it: self.is_for_it, is_timed: true },
             _ => Opinion { asks: !self.is_declined, is_for_it: self.is_for_it, is_timed },
         }
     }
@@ -212,7 +214,7 @@ mod tests {
         assert_eq!(make(&mut ranks, EARLY, &[[1.0, 2.0]; 2]), EARLY - EARLY / ROUNDS[0]);
         assert_eq!(make(&mut ranks, 512, &[[1.0, 2.0]; 2]), 511);
         let mut ranks = classes();
-        assert!(make(&mut ranks, EARLY, &[[2.0, 1.0]; 2]) <= 2 * EARLY / ROUNDS[0], "tries");
+        assert!(make(&mut ranks, EARLY, &[[2.0, 1.0]; 2]) <= 3 * EARLY / ROUNDS[0], "tries");
         assert!(make(&mut ranks, 1024, &[[2.0, 1.0]; 2]) <= 4, "tries");
     }
 
@@ -220,7 +222,7 @@ mod tests {
     fn calls_with_page_faults_do_not_count() {
         let mut ranks = classes();
         assert!(ranks[0].took[Way::InParts as usize].iter().all(|took| took.is_infinite()));
-        assert!(make(&mut ranks, EARLY, &[[2.0, 1.0]; 2]) <= 2 * EARLY / ROUNDS[0], "tries");
+        assert!(make(&mut ranks, EARLY, &[[2.0, 1.0]; 2]) <= 3 * EARLY / ROUNDS[0], "tries");
     }
 
     #[test]
