@@ -115,10 +115,16 @@ fn deal(processors: &[usize], place: usize, sharers: Sharers) -> Option<Assigned
 /// Foreign contention as calls have observed it. The thread that kept the processor from a long call may have been a
 /// rank that copies, so short calls judge for themselves. Before they did, an all-gather of 8 bytes among 2 hosts x 4
 /// ranks on 2 processors took six times as long after all-reduces of 16 MiB.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Contentions {
     by_short: Contention,
     by_long: Contention,
+}
+
+impl Default for Contentions {
+    fn default() -> Self {
+        Self { by_short: Contention::NONE_BY_SHORT_CALLS, by_long: Contention::NONE }
+    }
 }
 
 impl Contentions {

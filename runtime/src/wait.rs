@@ -18,7 +18,7 @@ mod slices;
 mod turnstile;
 
 pub use contention::Contention;
-use contention::{HANDED_OVER, LATE, SPIN_BESIDE_OTHERS};
+use contention::{HANDED_OVER, SPIN_BESIDE_OTHERS};
 pub(crate) use turnstile::Turnstile;
 
 /// Actions of a waiting thread, by the age of the wait.
@@ -273,9 +273,7 @@ impl Pacer {
         }
         let now = now();
         let gap = self.now.map_or(Duration::ZERO, |before| now.saturating_duration_since(before));
-        if gap > LATE {
-            self.contention.notice(now);
-        }
+        self.contention.yielded(gap, now);
         self.handed_over = self.polls == 1 && gap > HANDED_OVER && gap < GAP_OF_RANKS;
         // Kept for the next look, since reading the clock again would cost as much as the rest of the yield.
         self.fresh = Some(now);
@@ -357,7 +355,7 @@ pub fn usable_processors() -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::contention::{FIRST_SPELL, HAND_OVERS, SPELL_MAX, VAIN_SPINS, WAITS_PER_SPIN};
+    use super::contention::{FIRST_SPELL, HAND_OVERS, LATE, SPELL_MAX, VAIN_SPINS, WAITS_PER_SPIN};
     use super::*;
 
     #[test]
@@ -451,6 +449,30 @@ mod tests {
         assert_eq!(own.idle(|| again + SPELL_MAX + SPIN_BESIDE_OTHERS), Next::Sleep, "but not for long");
         let asked = Duration::from_micros(70);
         assert_eq!(Policy::for_host(2, 2, Some(asked)).spin_beside_others, asked, "unless that is asked for");
+    }
+
+    #[test]
+    fn short_calls_bear_late_yields_between_which_they_ran() {
+        let (start, late) = (Instant::now(), LATE + LATE / 2);
+        let short = Contention::NONE_BY_SHORT_CALLS;
+        let lates = |mut contention: Contention, between: Duration| {
+            (1..100).find(|_| {
+                contention.yielded(between, start);
+                contention.yielded(late, start);
+                contention.is_present(start)
+            })
+        };
+        assert_eq!(lates(short, LATE), None, "half of the time");
+        assert_eq!(lates(short, LATE / 50), Some(3), "hardly any time");
+        assert_eq!(lates(Contention::NONE, LATE), Some(1), "long calls bear none");
+        // Once short calls have noticed it, one more late yield is enough after each spell.
+        let mut short = short;
+        (0..2).for_each(|_| short.yielded(late, start));
+        let again = start + FIRST_SPELL;
+        assert!(short.is_present(start) && !short.is_present(again));
+        short.yielded(LATE / 50, again);
+        short.yielded(late, again);
+        assert!(short.is_present(again + FIRST_SPELL));
     }
 
     #[test]

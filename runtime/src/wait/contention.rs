@@ -42,6 +42,10 @@ pub struct Contention {
     pub(super) hand_overs: u32,
     /// Number of them that shows that a peer is on the same processor.
     pub(super) hand_overs_limit: u32,
+    /// Time of late yields, less [`WORTH`] times that of other yields.
+    pub(super) debt: Duration,
+    /// Debt from which on contention is assumed.
+    pub(super) patience: Duration,
 }
 
 /// A yield that takes longer than this gave the processor to a thread that computes. Ranks reduce for less than this at
@@ -55,6 +59,15 @@ pub(super) const FIRST_SPELL: Duration = Duration::from_millis(20);
 /// Longest such time: a try then costs less than a hundredth of the time.
 pub(super) const SPELL_MAX: Duration = Duration::from_secs(1);
 
+/// Debt that short calls bear: two or three late yields in a row.
+const PATIENCE_OF_SHORT_CALLS: Duration = Duration::from_millis(6);
+
+/// Where ranks and foreign threads are in different groups of the scheduler, each group gets its share. Short calls that
+/// yield then run at full speed for as long as the ranks have the processor, and sleeps cost more than they save. In one
+/// group, a yield costs the share of the rank. So a late yield is borne if the yields between late ones took more than
+/// this part (1/4) of its time. See docs/measurements.md, "Alongside busy processes".
+const WORTH: u32 = 4;
+
 /// Of this many yields one is timed while no contention has been noticed: reading the clock takes as long as the rest
 /// of a short yield.
 const YIELDS_PER_LOOK: u32 = 8;
@@ -67,19 +80,25 @@ impl Default for Contention {
 
 impl Contention {
     /// No contention has been noticed.
-    pub(super) const NONE: Self = Self {
+    pub(crate) const NONE: Self = Self {
         until: None,
         spell: Duration::ZERO,
         yields: 0,
         vain_spins: 0,
         hand_overs: 0,
         hand_overs_limit: HAND_OVERS,
+        debt: Duration::ZERO,
+        patience: Duration::ZERO,
     };
+
+    /// No contention has been noticed by short calls.
+    pub(crate) const NONE_BY_SHORT_CALLS: Self = Self { patience: PATIENCE_OF_SHORT_CALLS, ..Self::NONE };
 
     /// Returns whether the yield that begins is to be timed.
     pub(super) fn is_in_question(&mut self, now: Instant) -> bool {
         self.yields = self.yields.wrapping_add(1);
-        self.yields % YIELDS_PER_LOOK == 1 || self.until.is_some_and(|until| now < until + SPELL_MAX)
+        let looks = self.yields % YIELDS_PER_LOOK == 1 || !self.debt.is_zero();
+        looks || self.until.is_some_and(|until| now < until + SPELL_MAX)
     }
 
     /// Returns whether contention is assumed.
@@ -143,7 +162,19 @@ impl Contention {
         shares
     }
 
-    /// Notes that a yield was late.
+    /// Notes the duration of a yield, and contention if it was late and is not borne.
+    pub(super) fn yielded(&mut self, gap: Duration, now: Instant) {
+        if gap <= LATE {
+            self.debt = self.debt.saturating_sub(WORTH * gap);
+            return;
+        }
+        self.debt = (self.debt + gap).min(self.patience);
+        if self.debt == self.patience {
+            self.notice(now);
+        }
+    }
+
+    /// Notes contention.
     pub(super) fn notice(&mut self, now: Instant) {
         let again = self.until.is_some_and(|until| now < until + self.spell);
         self.spell = if again { (2 * self.spell).min(SPELL_MAX) } else { FIRST_SPELL };
