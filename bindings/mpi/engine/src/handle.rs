@@ -5,6 +5,10 @@ use std::ops::Deref;
 use std::sync::{Arc, RwLock};
 
 use kolo_transport::Unpoisoned;
+use smallvec::SmallVec;
+
+/// A list with one entry for each handle of a call. Most calls name a few.
+pub type Few<T> = SmallVec<[T; 4]>;
 
 /// A division of the lower bits of a handle.
 struct Form {
@@ -139,7 +143,14 @@ impl<T: Clone> Table<T> {
     }
 
     /// Calls `each` for several handles with their objects.
-    pub fn get_all<R>(&self, handles: &[c_int], each: impl Fn(c_int, Option<T>) -> R) -> Vec<R> {
+    ///
+    /// # Errors
+    /// The first one of `each`.
+    pub fn get_all<R, E>(
+        &self,
+        handles: &[c_int],
+        each: impl Fn(c_int, Option<T>) -> Result<R, E>,
+    ) -> Result<Few<R>, E> {
         let places = self.places.read().unpoisoned();
         let object = |handle: c_int| {
             let (at, age) = self.split(handle)?;
@@ -151,7 +162,7 @@ impl<T: Clone> Table<T> {
     /// Removes several objects.
     pub fn remove_all(&self, handles: &[c_int]) {
         let mut places = self.places.write().unpoisoned();
-        let removed: Vec<Option<T>> = handles.iter().map(|handle| self.take(&mut places, *handle)).collect();
+        let removed: Few<Option<T>> = handles.iter().map(|handle| self.take(&mut places, *handle)).collect();
         // Dropping the values may call this table again, so the lock is released first.
         drop(places);
         drop(removed);

@@ -17,6 +17,7 @@ mod exposed;
 mod links;
 mod matching;
 mod overdue;
+mod poll;
 mod rest;
 mod servant;
 mod source;

@@ -84,7 +84,7 @@ impl Net {
     fn disarm(&mut self) {
         self.ends.iter_mut().for_each(|end| end.disarm());
         if anybody_sleeps() {
-            // What came meanwhile is found by the next poll, which every caller makes.
+            // All callers poll next, and find a message that came meanwhile.
             self.arm();
         }
     }

@@ -1,11 +1,10 @@
-//! Messages on the wire: envelopes, announcements and answers, and the handling of transport events.
+//! Messages on the wire: envelopes, announcements and answers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kolo_transport::{
-    Channel, Endpoint, Envelope, Error, ErrorKind, Event, Fits, OnMisfit, Piece, Posted, Short,
-    Sink as Place, Token,
+    Channel, Endpoint, Envelope, Error, ErrorKind, Fits, OnMisfit, Piece, Posted, Short, Sink as Place, Token,
 };
 
 use super::body::{Completion, Elements, Finished, Recv, Sink};
@@ -20,10 +19,6 @@ use crate::staging;
 
 /// The longest message for which sending or taking it at once, without a slot, is worth a try.
 pub(super) const SHORT_BYTES: usize = 16 << 10;
-
-/// A transport reports one head of a peer at a time. A caller that waits for several messages takes up to this many before it checks
-/// whether its own were among them.
-const PASSES_FOR_MANY: usize = 8;
 
 pub(super) const HEADS: u16 = 0;
 pub(super) const BYTES: u16 = 1;
@@ -340,50 +335,8 @@ impl Net {
         }
     }
 
-    /// Advances all messages, for a caller that waits for several. Returns whether anything moved.
-    pub fn poll_for_many(&mut self) -> bool {
-        (0..PASSES_FOR_MANY).take_while(|_| self.poll()).count() > 0
-    }
-
-    /// Advances all messages. Returns whether anything moved.
-    pub fn poll(&mut self) -> bool {
-        let mut moved = false;
-        while let Some(peer) = self.resting.pop() {
-            self.watch(peer);
-        }
-        for at in 0..self.ends.len() {
-            let mut events = std::mem::take(&mut self.events);
-            moved |= self.ends[at].poll(&mut events);
-            for event in events.drain(..) {
-                moved = true;
-                self.happened(event);
-            }
-            self.events = events;
-        }
-        moved
-    }
-
-    pub(super) fn happened(&mut self, event: Event) {
-        match event {
-            Event::Done(token) => self.done(token.0 as u32),
-            Event::Waiting(envelope) => self.arrived(envelope),
-            Event::Failed(token, error) if error.kind == ErrorKind::System && self.asks_instead(token) => {}
-            Event::Failed(token, Error { kind: ErrorKind::Mismatch { tag, .. }, .. })
-                if tag >> 61 == CANCELLED =>
-            {
-                self.failed(token.0 as u32, GIVEN_UP);
-            }
-            Event::Failed(token, error) => self.failed(token.0 as u32, &error.to_string()),
-            Event::Down { peer, cause } => {
-                self.lose(peer, &format!("rank {peer} of the world is lost: {cause}"))
-            }
-            Event::Returned(token) => self.returned(token.0 as u32),
-            Event::Warning(_) => {}
-        }
-    }
-
     /// Takes a head that waits on its channel.
-    fn arrived(&mut self, head: Envelope) {
+    pub(super) fn arrived(&mut self, head: Envelope) {
         let Envelope { on, tag: bits, len } = head;
         let (from, bytes) = (on.peer, len as usize);
         if !may_come(bits >> 61, bytes) {
@@ -516,7 +469,7 @@ impl Net {
         (std::mem::replace(&mut slot.op, Op::Idle), std::mem::take(&mut slot.kept))
     }
 
-    fn done(&mut self, at: u32) {
+    pub(super) fn done(&mut self, at: u32) {
         if matches!(self.slots[at as usize].op, Op::Direct(_)) {
             return self.direct_here(at);
         }

@@ -2,13 +2,13 @@
 
 use std::ffi::c_int;
 
-use super::{REQUESTS, Request, all_given, close, end, set_empty, set_ended, set_status, settle};
+use super::{Few, REQUESTS, Request, all_given, close, end, set_empty, set_ended, set_status, settle};
 use crate::args::{put, slice};
 use crate::constants::*;
 use crate::error::{self, Class, Fail, Outcome};
 use crate::net;
 
-unsafe fn list(count: c_int, handles: *mut c_int) -> Outcome<Vec<Option<Request>>> {
+unsafe fn list(count: c_int, handles: *mut c_int) -> Outcome<Few<Option<Request>>> {
     // SAFETY: the caller's promise.
     all_given(unsafe { slice(handles, count)? })
 }
@@ -20,22 +20,22 @@ unsafe fn status_at(statuses: *mut Status, at: usize) -> *mut Status {
 /// Ends some requests. The error fields of the statuses are set only if a request has failed.
 unsafe fn end_some(
     all: &[Option<Request>],
-    places: &[usize],
+    places: impl ExactSizeIterator<Item = usize>,
     handles: *mut c_int,
     statuses: *mut Status,
 ) -> Outcome {
-    let (mut codes, mut whose) = (vec![SUCCESS; places.len()], None);
-    let mut forgotten = Vec::with_capacity(places.len());
-    for (nth, at) in places.iter().enumerate() {
+    let (mut codes, mut whose) = (Few::from_elem(SUCCESS, places.len()), None);
+    let mut forgotten: Few<c_int> = Few::with_capacity(places.len());
+    for (nth, at) in places.enumerate() {
         // SAFETY: the caller's promise: a handle at each of the places, and a status for each of them.
         unsafe {
             let status = status_at(statuses, nth);
-            match &all[*at] {
+            match &all[at] {
                 None => set_empty(status),
                 Some(request) => {
                     let (forget, outcome) = close(request, status);
                     if forget {
-                        forgotten.push(std::mem::replace(&mut *handles.wrapping_add(*at), REQUEST_NULL));
+                        forgotten.push(std::mem::replace(&mut *handles.wrapping_add(at), REQUEST_NULL));
                     }
                     if let Err(failure) = outcome {
                         codes[nth] = error::encode(&failure);
@@ -79,8 +79,7 @@ pub unsafe fn waitall(count: c_int, handles: *mut c_int, statuses: *mut Status) 
             first == all.len()
         });
         settle(waited, all.iter().flatten())?;
-        let places: Vec<usize> = (0..all.len()).collect();
-        end_some(&all, &places, handles, statuses)
+        end_some(&all, 0..all.len(), handles, statuses)
     }
 }
 
@@ -93,17 +92,15 @@ pub unsafe fn testall(count: c_int, handles: *mut c_int, flag: *mut c_int, statu
         }
         let over = all_over(&all);
         put(flag, over.into())?;
-        let places: Vec<usize> = (0..all.len()).collect();
-        if over { end_some(&all, &places, handles, statuses) } else { Ok(()) }
+        if over { end_some(&all, 0..all.len(), handles, statuses) } else { Ok(()) }
     }
 }
 
 /// Returns whether any request is active, and the places of the active requests that are complete.
-fn active_and_over(all: &[Option<Request>]) -> (bool, Vec<usize>) {
+fn active_and_over(all: &[Option<Request>]) -> (bool, Few<usize>) {
     let active = |at: &usize| all[*at].as_ref().is_some_and(Request::is_active);
     let over = |at: &usize| all[*at].as_ref().is_some_and(|request| request.is_over());
-    let places: Vec<usize> = (0..all.len()).filter(active).collect();
-    (!places.is_empty(), places.into_iter().filter(over).collect())
+    ((0..all.len()).any(|at| active(&at)), (0..all.len()).filter(active).filter(over).collect())
 }
 
 fn active(all: &[Option<Request>]) -> impl Iterator<Item = &Request> + Clone {
@@ -161,7 +158,7 @@ pub unsafe fn testany(
     // SAFETY: the caller's promise.
     unsafe {
         let all = list(count, handles)?;
-        if active_and_over(&all) == (true, Vec::new()) {
+        if active_and_over(&all) == (true, Few::new()) {
             settle(net::look(), active(&all).take(1))?;
         }
         any(&all, handles, index, flag, status)
@@ -185,7 +182,7 @@ unsafe fn some(
         for (nth, at) in over.iter().enumerate() {
             put(indices.wrapping_add(nth), *at as c_int)?;
         }
-        end_some(all, &over, handles, statuses)
+        end_some(all, over.into_iter(), handles, statuses)
     }
 }
 
@@ -218,7 +215,7 @@ pub unsafe fn testsome(
     // SAFETY: the caller's promise.
     unsafe {
         let all = list(count, handles)?;
-        if active_and_over(&all) == (true, Vec::new()) {
+        if active_and_over(&all) == (true, Few::new()) {
             settle(net::look(), active(&all))?;
         }
         some(&all, handles, number, indices, statuses)
@@ -258,7 +255,7 @@ pub unsafe fn request_get_status_any(
     // SAFETY: the caller's promise.
     unsafe {
         let all = list(count, handles)?;
-        if active_and_over(&all) == (true, Vec::new()) {
+        if active_and_over(&all) == (true, Few::new()) {
             net::look()?;
         }
         let (some_active, over) = active_and_over(&all);
@@ -284,7 +281,7 @@ pub unsafe fn request_get_status_some(
     // SAFETY: the caller's promise.
     unsafe {
         let all = list(count, handles)?;
-        if active_and_over(&all) == (true, Vec::new()) {
+        if active_and_over(&all) == (true, Few::new()) {
             net::look()?;
         }
         let (some_active, over) = active_and_over(&all);

@@ -16,7 +16,7 @@ use crate::comm::{self, Comm};
 use crate::constants::*;
 use crate::error::{Class, Fail, Object, Outcome, fail};
 use crate::flavor;
-use crate::handle::{Held, Table};
+use crate::handle::{Few, Held, Table};
 use crate::net::{self, Completion, Finished};
 use crate::partitioned::Partitioned;
 use crate::window::{self, Window};
@@ -128,12 +128,12 @@ fn given(handle: c_int) -> Outcome<Option<Request>> {
 }
 
 /// Returns the requests of several handles.
-fn all_given(handles: &[c_int]) -> Outcome<Vec<Option<Request>>> {
+fn all_given(handles: &[c_int]) -> Outcome<Few<Option<Request>>> {
     crate::world::check_running()?;
     let each = |handle, request| {
         if handle == REQUEST_NULL { Ok(None) } else { found(handle, request).map(Some) }
     };
-    REQUESTS.get_all(handles, each).into_iter().collect()
+    REQUESTS.get_all(handles, each)
 }
 
 /// Returns the status of a receive.
@@ -174,16 +174,14 @@ impl Request {
 
     /// Returns the result if the request is complete; for an inactive one, an empty result.
     fn ended(&self) -> Option<Ended> {
-        let nothing = Ended { status: Status::EMPTY, error: None };
-        let (comm, active) = match self {
-            Self::Once(active, comm) => (&**comm, active.clone()),
+        let mut ended = match self {
+            Self::Once(active, comm) => active.ended(comm)?,
+            // Called without the lock, since it may call a function of the program.
             Self::Persistent(this) => match self.active() {
-                Some(active) => (&this.comm, active),
-                None => return Some(nothing),
+                Some(active) => active.ended(&this.comm)?,
+                None => return Some(Ended { status: Status::EMPTY, error: None }),
             },
         };
-        // Called without a lock, since it may call a function of the program.
-        let mut ended = active.ended(comm)?;
         ended.error = ended.error.map(|error| self.blame(error));
         Some(ended)
     }
