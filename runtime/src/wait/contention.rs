@@ -92,7 +92,7 @@ impl Contention {
     };
 
     /// No contention has been noticed by short calls.
-    pub(crate) const NONE_BY_SHORT_CALLS: Self = Self { patience: PATIENCE_OF_SHORT_CALLS, ..Self::NONE };
+    pub const NONE_BY_SHORT_CALLS: Self = Self { patience: PATIENCE_OF_SHORT_CALLS, ..Self::NONE };
 
     /// Returns whether the yield that begins is to be timed.
     pub(super) fn is_in_question(&mut self, now: Instant) -> bool {

@@ -16,7 +16,7 @@ use crate::world;
 thread_local! {
     static POLICY: Cell<Option<Policy>> = const { Cell::new(None) };
     /// Contention that earlier waits of this thread have noticed.
-    static CONTENTION: Cell<Option<Contention>> = const { Cell::new(None) };
+    static CONTENTION: Cell<Contention> = const { Cell::new(Contention::NONE_BY_SHORT_CALLS) };
     static IDLE_LOOKS: Cell<IdleLooks> = const { Cell::new(IdleLooks { left: 1, stride: 1, well: None }) };
 }
 
@@ -237,14 +237,12 @@ fn drive<S, T>(
     // Only the servant asks, and a wait must not pay for it where there is no work for the servant.
     let _polling = servant::may_poll().then(Polling::begin);
     let mut pacer = Pacer::new(policy());
-    if let Some(noticed) = CONTENTION.get() {
-        pacer.contention = noticed;
-    }
+    pacer.contention = CONTENTION.get();
     let (mut limit, mut naps, mut began) = (NAP, 0_u32, None);
     loop {
         let (moved, found) = step(state);
         if let Some(found) = found {
-            CONTENTION.set(Some(pacer.ended()));
+            CONTENTION.set(pacer.ended());
             return Ok(found);
         }
         if moved {
