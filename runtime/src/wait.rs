@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn short_calls_bear_late_yields_between_which_they_ran() {
+    fn short_calls_yield_on_if_they_run_between_late_yields() {
         let (start, late) = (Instant::now(), LATE + LATE / 2);
         let short = Contention::NONE_BY_SHORT_CALLS;
         let lates = |mut contention: Contention, between: Duration| {
@@ -464,7 +464,7 @@ mod tests {
         };
         assert_eq!(lates(short, LATE), None, "half of the time");
         assert_eq!(lates(short, LATE / 50), Some(3), "hardly any time");
-        assert_eq!(lates(Contention::NONE, LATE), Some(1), "long calls bear none");
+        assert_eq!(lates(Contention::NONE, LATE), Some(1), "long calls have no patience");
         // Once short calls have noticed it, one more late yield is enough after each spell.
         let mut short = short;
         (0..2).for_each(|_| short.yielded(late, start));

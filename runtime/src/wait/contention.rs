@@ -59,13 +59,13 @@ pub(super) const FIRST_SPELL: Duration = Duration::from_millis(20);
 /// Longest such time: a try then costs less than a hundredth of the time.
 pub(super) const SPELL_MAX: Duration = Duration::from_secs(1);
 
-/// Debt that short calls bear: two or three late yields in a row.
+/// Debt from which on short calls assume contention: that of two or three late yields in a row.
 const PATIENCE_OF_SHORT_CALLS: Duration = Duration::from_millis(6);
 
-/// Where ranks and foreign threads are in different groups of the scheduler, each group gets its share. Short calls that
-/// yield then run at full speed for as long as the ranks have the processor, and sleeps cost more than they save. In one
-/// group, a yield costs the share of the rank. So a late yield is borne if the yields between late ones took more than
-/// this part (1/4) of its time. See docs/measurements.md, "Alongside busy processes".
+/// Weight of yields that are not late against those that are. If ranks and foreign threads are in one group of the
+/// scheduler, a rank that yields loses its share of the processor, and hardly runs between late yields. If they are in
+/// different groups, each group gets its share: short calls then run at full speed between late yields, and sleeps cost
+/// more than they save. See docs/measurements.md, "Alongside busy processes".
 const WORTH: u32 = 4;
 
 /// Of this many yields one is timed while no contention has been noticed: reading the clock takes as long as the rest
@@ -162,7 +162,7 @@ impl Contention {
         shares
     }
 
-    /// Notes the duration of a yield, and contention if it was late and is not borne.
+    /// Notes the duration of a yield, and contention if too much time has gone to late ones.
     pub(super) fn yielded(&mut self, gap: Duration, now: Instant) {
         if gap <= LATE {
             self.debt = self.debt.saturating_sub(WORTH * gap);

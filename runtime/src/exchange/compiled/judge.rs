@@ -243,6 +243,29 @@ mod tests {
     }
 
     #[test]
+    fn the_first_call_in_place_does_not_count() {
+        let (mut class, mut was_in_place, mut in_place) = (Class::default(), false, 0);
+        for _ in 0..EARLY {
+            let opinion = class.consider(0);
+            let way = if opinion.asks && opinion.is_for_it { Way::InPlace } else { Way::InParts };
+            let took = match way {
+                Way::InPlace if was_in_place => 1.0,
+                Way::InPlace => 4.0,
+                Way::InParts => 2.0,
+            };
+            was_in_place = way == Way::InPlace;
+            in_place += u32::from(was_in_place);
+            if opinion.asks {
+                class.heard(was_in_place);
+            }
+            if opinion.is_timed {
+                class.took(way, took);
+            }
+        }
+        assert!(in_place > EARLY / 2, "{in_place} of {EARLY}");
+    }
+
+    #[test]
     fn one_call_that_took_long_is_forgiven() {
         let mut class = Class::default();
         for took in [1.0, 1.0, 100.0] {

@@ -2,7 +2,8 @@
 //!
 //! 1. A thread has the endpoints wake it, polls once more, and only then releases the lock and sleeps.
 //! 2. It sleeps on a word or on descriptors of the endpoints. It counts itself under the lock ([`ASLEEP`]), and [`Net::close`] waits for it.
-//! 3. Another thread may consume the event, so each sleep has a limit. A thread that wakes leaves the endpoints armed for one that still sleeps.
+//! 3. Another thread may consume the event, so each sleep has a limit. A thread that wakes arms
+//!    the endpoints again for those that still sleep.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -36,7 +37,7 @@ pub(super) fn until_news(limit: Duration, settle: impl FnOnce(&mut Net)) -> bool
     }
     let alarm = net.arm();
     if net.poll() {
-        net.disarm();
+        net.rise();
         return true;
     }
     ASLEEP.fetch_add(1, Ordering::Relaxed);
@@ -54,10 +55,7 @@ pub(super) fn until_news(limit: Duration, settle: impl FnOnce(&mut Net)) -> bool
         None => sleep(limit),
     }
     ASLEEP.fetch_sub(1, Ordering::Release);
-    if let Ok(mut net) = super::net() {
-        net.disarm();
-    }
-    false
+    super::net().is_ok_and(|mut net| net.rise())
 }
 
 /// Whether a thread sleeps at an endpoint. None begins to while the caller has the lock.
@@ -81,11 +79,18 @@ impl Net {
         }
     }
 
-    fn disarm(&mut self) {
+    /// Disarms the endpoints, or has them wake the other threads that still sleep. Returns whether anything moved.
+    fn rise(&mut self) -> bool {
         self.ends.iter_mut().for_each(|end| end.disarm());
-        if anybody_sleeps() {
-            // All callers poll next, and find a message that came meanwhile.
-            self.arm();
+        if !anybody_sleeps() {
+            return false;
         }
+        self.arm();
+        let moved = self.poll();
+        if moved {
+            // Nothing else wakes them for an event that this thread has taken.
+            self.ends.iter_mut().for_each(|end| end.rouse());
+        }
+        moved
     }
 }
