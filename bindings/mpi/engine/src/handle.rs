@@ -156,7 +156,11 @@ impl<T: Clone> Table<T> {
             let (at, age) = self.split(handle)?;
             places.all.get(at).filter(|place| place.age == age)?.object.clone()
         };
-        handles.iter().map(|handle| each(*handle, object(*handle))).collect()
+        let mut all = Few::with_capacity(handles.len());
+        for handle in handles {
+            all.push(each(*handle, object(*handle))?);
+        }
+        Ok(all)
     }
 
     /// Removes several objects.
